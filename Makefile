@@ -1,0 +1,50 @@
+# `make demo` shows the library at work, `make test` runs every check. Both set up .venv first.
+PYTHON ?= python3
+BIN := .venv/bin
+# Many small processes: one thread each is far faster than letting them compete for the cores.
+export OMP_NUM_THREADS ?= 1
+export MKL_NUM_THREADS ?= 1
+
+.PHONY: demo test check format slow bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo    ten tasks on real digits, four methods, one table (about a minute)"
+	@echo "make test    format, lint, types and tests"
+	@echo "make slow    the long tests"
+	@echo "make bench   speed, as ratios measured in one run"
+	@echo "make format  rewrite the sources in the house format"
+
+.venv/lab: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("halrp needs Python 3.11 or newer; try: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab]'
+	@touch $@
+
+.venv/dev: .venv/lab
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: .venv/lab
+	$(BIN)/python -m halrp.lab.demo
+
+check: .venv/dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: check
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+slow: .venv/dev
+	$(BIN)/python -m pytest -n 2 -m slow
+
+bench: .venv/dev
+	$(BIN)/python -m benchmarks.train_step
+
+format: .venv/dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf .venv build src/*.egg-info .mypy_cache .ruff_cache .pytest_cache

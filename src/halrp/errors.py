@@ -1,0 +1,49 @@
+"""Everything that can go wrong, as types. Each message names the thing, its value and the remedy."""
+
+
+class HalrpError(Exception):
+    """The root of every error this library raises on purpose."""
+
+
+class ModelError(HalrpError, ValueError):
+    """The model cannot be treated correctly: no adaptable layer, tied head, uninitialised parameter."""
+
+
+class HeadError(ModelError):
+    """The classifier head was not found, or does not give one logit per class."""
+
+
+class DataError(HalrpError, ValueError):
+    """A task's data cannot be learned from: empty, not finite, or of a shape that does not fit."""
+
+
+class LabelError(DataError):
+    """A label lies outside 0 … classes−1, or is not an integer."""
+
+
+class BatchOfOneError(DataError):
+    """Batch normalisation met a batch with a single example, which has no statistics."""
+
+
+class TaskError(HalrpError, ValueError):
+    """A task's name is already taken or not usable."""
+
+
+class UnknownTaskError(HalrpError, KeyError):
+    """No task of that name has been learned."""
+
+    def __str__(self) -> str:
+        """Return the message itself: KeyError would print its repr."""
+        return str(self.args[0]) if self.args else ""
+
+
+class SettingError(HalrpError, ValueError):
+    """A setting of the method or the recipe is out of range."""
+
+
+class BudgetTooSmall(HalrpError, ValueError):  # noqa: N818  (a public name of the design)
+    """The part of a task that cannot be shrunk is already larger than the budget."""
+
+
+class DivergedError(HalrpError, ArithmeticError):
+    """Training produced a loss that is not finite."""

@@ -1,0 +1,1 @@
+"""Experiments: streams, backbones, methods and records. Imports `halrp`; never imported by it."""
