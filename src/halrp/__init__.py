@@ -1,5 +1,44 @@
-"""Continual learning with one frozen base network and one tiny low-rank delta per task."""
+"""Continual learning with one frozen base network and one tiny low-rank delta per task.
+
+>>> learner = Learner(model, head="fc", method=Halrp.budget(bytes_per_task=200_000))
+>>> learner.learn("birds", (x, y), val=(xv, yv))
+>>> logits = learner.predict(x, task="birds")
+"""
 
 from halrp._version import __version__
+from halrp.allocate import Flat, LossRate
+from halrp.budget import Budget
+from halrp.decompose import Plain, Whitened
+from halrp.delta import Delta
+from halrp.importance import GradientNorm, MeanSquare
+from halrp.layers import Adapted, layer_rule
+from halrp.learner import Learner
+from halrp.method import Halrp
+from halrp.plan import Plan, plan
+from halrp.prune import Keep, Prune
+from halrp.scales import Exact, Legacy
+from halrp.train import Progress, Recipe
 
-__all__ = ["__version__"]
+__all__ = [
+    "Adapted",
+    "Budget",
+    "Delta",
+    "Exact",
+    "Flat",
+    "GradientNorm",
+    "Halrp",
+    "Keep",
+    "Learner",
+    "Legacy",
+    "LossRate",
+    "MeanSquare",
+    "Plain",
+    "Plan",
+    "Progress",
+    "Prune",
+    "Recipe",
+    "Whitened",
+    "__version__",
+    "layer_rule",
+    "plan",
+]

@@ -1,0 +1,224 @@
+"""What a user passes as a task's data, made uniform and checked before anything is trained.
+
+`(x, y)` tensors (or a `TensorDataset`) are held in memory on the model's device and batches are index lookups. A
+`Dataset` is read through a `DataLoader` with the recipe's batch size; a `DataLoader` is used as it is. Checks come
+first: a task that cannot be learned raises a typed error and leaves everything as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from halrp.errors import BatchOfOneError, DataError, LabelError
+
+Source: TypeAlias = "tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]"
+
+
+class Data(Protocol):
+    """Examples of one task, as batches."""
+
+    @property
+    def examples(self) -> int:
+        """The number of examples in one pass."""
+
+    def steps(self, batch: int) -> int:
+        """The number of batches in one pass."""
+
+    def batches(self, batch: int, shuffle: torch.Generator | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield `(x, y)` on the model's device, shuffled by the generator or in the stored order."""
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """A task as two tensors. Batches are index lookups on the device.
+
+    `x` is kept with its channels last when `channels_last` is set: row lookups then copy whole pictures, and the
+    batch is in the format that convolutions want.
+    """
+
+    x: Tensor
+    y: Tensor
+    channels_last: bool = False
+
+    @property
+    def examples(self) -> int:
+        """The number of examples in one pass."""
+        return self.y.shape[0]
+
+    def steps(self, batch: int) -> int:
+        """The number of batches in one pass."""
+        return len(self._cuts(batch))
+
+    def _cuts(self, batch: int) -> list[int]:
+        """Sizes of the batches; a last batch of one example joins the batch before it."""
+        whole, rest = divmod(self.examples, batch)
+        sizes = [batch] * whole + ([rest] if rest else [])
+        if len(sizes) > 1 and sizes[-1] == 1:
+            sizes[-2:] = [sizes[-2] + 1]
+        return sizes
+
+    def batches(self, batch: int, shuffle: torch.Generator | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield `(x, y)` batches by index lookup, or by slicing when the order is the stored one."""
+        sizes = self._cuts(batch)
+        if shuffle is None:
+            yield from zip(self.x.split(sizes), self.y.split(sizes), strict=True)
+            return
+        order = torch.randperm(self.examples, generator=shuffle).to(self.y.device)
+        rows = self.x.movedim(1, -1) if self.channels_last else self.x
+        for index in order.split(sizes):
+            x = rows.index_select(0, index)
+            yield (x.movedim(-1, 1) if self.channels_last else x), self.y.index_select(0, index)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A task read through a `DataLoader`, batch by batch."""
+
+    loader: DataLoader[Any]
+    device: torch.device
+    classes: int
+    examples: int
+    channels_last: bool = False
+
+    def steps(self, batch: int) -> int:
+        """The number of batches in one pass."""
+        return len(self.loader)
+
+    def batches(self, batch: int, shuffle: torch.Generator | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the loader's own batches, checked where they lie and then moved to the device."""
+        for number, item in enumerate(self.loader):
+            x, y = _pair(item)
+            if not x.is_cuda:  # a check on the device would wait for it at every step
+                _check_inputs(x, f"batch {number}")
+                _check_labels(y, self.classes, f"batch {number}")
+            x = x.to(self.device, non_blocking=True)
+            if self.channels_last and x.dim() == 4:
+                x = x.contiguous(memory_format=torch.channels_last)
+            yield x, y.to(self.device, dtype=torch.long, non_blocking=True)
+
+
+def prepare(
+    source: Source,
+    *,
+    what: str,
+    device: torch.device,
+    batch: int,
+    classes: int | None = None,
+    channels_last: bool = False,
+) -> tuple[Data, int]:
+    """Check a task's data and return it in uniform shape with its number of classes.
+
+    `what` names the data in errors (for example `"birds: train"`). Without `classes`, it is the largest label plus
+    one, found by reading the labels once.
+    """
+    if isinstance(source, TensorDataset) and len(source.tensors) == 2:
+        source = (source.tensors[0], source.tensors[1])
+    if isinstance(source, tuple):
+        return _in_memory(source, what=what, device=device, classes=classes, channels_last=channels_last)
+    if isinstance(source, DataLoader):
+        loader = source
+    elif hasattr(source, "__getitem__") and hasattr(source, "__len__"):
+        if len(source) == 0:
+            raise DataError(f"{what}: the data set is empty; a task needs at least one example")
+        loader = DataLoader(source, batch_size=batch, shuffle=True)
+    else:
+        raise DataError(
+            f"{what}: cannot read data of type {type(source).__name__}; "
+            "pass (x, y) tensors, a Dataset with a length, or a DataLoader"
+        )
+    examples, found = _scan(loader, what)
+    classes = _class_count(found, classes, what)
+    return Loaded(loader, device, classes, examples, channels_last), classes
+
+
+def _in_memory(
+    source: tuple[Tensor, ...], *, what: str, device: torch.device, classes: int | None, channels_last: bool
+) -> tuple[Data, int]:
+    x, y = _pair(source, what)
+    if x.shape[0] != y.shape[0]:
+        raise DataError(f"{what}: {x.shape[0]} inputs but {y.shape[0]} labels; they must be paired")
+    if y.shape[0] == 0:
+        raise DataError(f"{what}: the task is empty; a task needs at least one example")
+    _check_inputs(x, what)
+    _check_labels(y, None, what)
+    classes = _class_count(int(y.max()), classes, what)
+    channels_last = channels_last and x.dim() == 4
+    x = x.to(device)
+    if channels_last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    return InMemory(x, y.to(device, dtype=torch.long), channels_last), classes
+
+
+def _pair(item: object, what: str = "batch") -> tuple[Tensor, Tensor]:
+    if not (isinstance(item, (tuple, list)) and len(item) == 2):
+        raise DataError(f"{what}: expected a pair (x, y), got {type(item).__name__}")
+    x, y = item
+    if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
+        raise DataError(
+            f"{what}: x and y must be tensors, got {type(x).__name__} and {type(y).__name__}; "
+            "convert arrays with torch.as_tensor"
+        )
+    return x, y
+
+
+def _check_inputs(x: Tensor, what: str) -> None:
+    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+        bad = int((~torch.isfinite(x.reshape(x.shape[0], -1))).any(dim=1).sum())
+        raise DataError(f"{what}: {bad} of {x.shape[0]} inputs hold NaN or infinity; clean or drop them")
+
+
+def _check_labels(y: Tensor, classes: int | None, what: str) -> None:
+    if y.dim() != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise LabelError(
+            f"{what}: labels must be a 1-D tensor of class indices, got {y.dtype} of shape {tuple(y.shape)}"
+        )
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or (classes is not None and high >= classes):
+        limit = "…" if classes is None else str(classes - 1)
+        raise LabelError(f"{what}: labels run from {low} to {high}, but must lie in 0 … {limit}")
+
+
+def _class_count(highest: int, classes: int | None, what: str) -> int:
+    if classes is None:
+        return highest + 1
+    if classes < 1 or highest >= classes:
+        raise LabelError(
+            f"{what}: label {highest} does not fit classes={classes}; "
+            f"labels must lie in 0 … {classes - 1}, so pass classes={highest + 1} or re-map them"
+        )
+    return classes
+
+
+def _scan(loader: DataLoader[Any], what: str) -> tuple[int, int]:
+    """Read a loader once for its number of examples and its highest label."""
+    examples, highest = 0, -1
+    for item in loader:
+        x, y = _pair(item, what)
+        if y.shape[0]:
+            _check_inputs(x, what)
+            _check_labels(y, None, what)
+            examples, highest = examples + y.shape[0], max(highest, int(y.max()))
+    if examples == 0:
+        raise DataError(f"{what}: the loader yields no example; a task needs at least one")
+    return examples, highest
+
+
+def refuse_batch_of_one(data: Data, batch: int, what: str) -> None:
+    """Raise if a pass over `data` holds a batch of one example, which batch normalisation cannot train on."""
+    if isinstance(data, InMemory):
+        lonely = data.examples == 1 or batch == 1
+    else:
+        size = getattr(getattr(data, "loader", None), "batch_size", None)
+        drop_last = bool(getattr(getattr(data, "loader", None), "drop_last", False))
+        lonely = data.examples == 1 or size == 1 or (size is not None and not drop_last and data.examples % size == 1)
+    if lonely:
+        raise BatchOfOneError(
+            f"{what}: batch normalisation cannot train on a batch of one example "
+            f"({data.examples} examples, batch size {batch}); use batches of two or more, or drop_last=True"
+        )

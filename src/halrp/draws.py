@@ -1,0 +1,53 @@
+"""Randomness as a function of names, never of history.
+
+Every random draw in the library takes its seed from `(seed, base fingerprint, task name, stage, epoch)`. What ran
+before, in which order, in which process, leaves no trace, so a task learned alone equals the same task learned
+tenth. Code that can only draw from the global generator (dropout, default initialisers, a user's `DataLoader`) runs
+inside `isolated`, which puts the global state back afterwards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+def seed_of(*parts: object) -> int:
+    """Hash any sequence of names and numbers to a 63-bit seed."""
+    text = "\x1f".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def generator(*parts: object) -> torch.Generator:
+    """Make a CPU generator whose stream depends on `parts` alone.
+
+    Draws are made on the CPU and moved, so that the same parts give the same numbers on every device.
+    """
+    return torch.Generator().manual_seed(seed_of(*parts))
+
+
+@contextmanager
+def isolated(*parts: object, device: torch.device) -> Iterator[None]:
+    """Run a block on global generators seeded by `parts`, and put their state back afterwards."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed_of(*parts))
+        yield
+
+
+def fingerprint(tensors: Mapping[str, Tensor]) -> str:
+    """Name a set of tensors by a hash of their names, types, shapes and bytes.
+
+    Independent of memory format, of device and of the order of the mapping.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach()
+        digest.update(f"{name}\x1f{tensor.dtype}\x1f{tuple(tensor.shape)}\x1f".encode())
+        flat = tensor.contiguous().cpu().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,180 @@
+"""What happens to each parameter of a model, decided once and before anything is trained.
+
+A parameter is *adapted* (frozen base weight plus a low-rank delta per task), *owned* (a full private copy per task)
+or *shared* (the base's, for every task). What cannot be treated correctly is refused by name.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
+
+from halrp.errors import HeadError, ModelError
+from halrp.layers import HEADS, rule_for
+
+NORMS = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+Role = Literal["weight", "bias", "norm", "head", "other", "buffer"]
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """How one parameter is treated, and why."""
+
+    name: str
+    kind: Literal["adapted", "owned", "shared"]
+    role: Role
+    shape: tuple[int, ...]
+    places: tuple[str, ...]
+    """Every name under which the model holds this parameter; more than one when weights are tied."""
+    reason: str
+    by_rule: bool = False
+    """Adapted through the layer's own rule rather than through the merged weight."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The treatment of every parameter of a model, and the name of its head."""
+
+    head: str
+    treatments: Mapping[str, Treatment]
+
+    def named(self, kind: str) -> dict[str, Treatment]:
+        """The treatments of one kind, by parameter name, in the model's order."""
+        return {name: t for name, t in self.treatments.items() if t.kind == kind}
+
+    def role(self, name: str) -> Role:
+        """The role of a parameter or buffer that a task owns."""
+        treatment = self.treatments.get(name)
+        if treatment is not None:
+            return treatment.role
+        return "head" if name.startswith(f"{self.head}.") else "buffer"
+
+
+def plan(model: nn.Module, head: str | None = None) -> Plan:
+    """Decide the treatment of every parameter of a model, or refuse the model by naming what is wrong."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ModelError("a scripted model cannot be adapted; pass the nn.Module it was scripted from")
+    head = find_head(model, head)
+    places: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        places.setdefault(id(parameter), []).append(name)
+    owners = dict(model.named_modules(remove_duplicate=False))
+    _refuse_overlaps(model)
+    treatments = {
+        name: _treat(name, parameter, tuple(places[id(parameter)]), owners, head)
+        for name, parameter in model.named_parameters()
+    }
+    if not any(t.kind == "adapted" for t in treatments.values()):
+        raise ModelError(
+            "the model has no adaptable layer besides its head: every parameter is small, a bias, a norm or frozen; "
+            f"a delta would be a full copy. Head: {head!r}; parameters: {', '.join(treatments) or 'none'}"
+        )
+    return Plan(head, treatments)
+
+
+def _treat(
+    name: str, parameter: Tensor, places: tuple[str, ...], owners: Mapping[str, nn.Module], head: str
+) -> Treatment:
+    owner, leaf = _owner(name, owners)
+    if is_lazy(parameter):
+        raise ModelError(f"{name}: the parameter is not initialised yet; run one batch through the model first")
+    shape = tuple(parameter.shape)
+
+    def as_(kind: Literal["adapted", "owned", "shared"], role: Role, reason: str, by_rule: bool = False) -> Treatment:
+        return Treatment(name, kind, role, shape, places, reason, by_rule)
+
+    if any(place.startswith(f"{head}.") for place in places):
+        if len({id(_owner(place, owners)[0]) for place in places}) > 1:
+            raise HeadError(
+                f"{' and '.join(places)} are one tied parameter, but the head {head!r} is replaced for every task; "
+                "untie them (copy the parameter) or name another head"
+            )
+        return as_("owned", "head", "classifier head, replaced for every task")
+    if not parameter.requires_grad:
+        return as_("shared", "other", "requires_grad is off in the model: the base's value serves every task")
+    if parameter.is_complex() or not parameter.is_floating_point():
+        raise ModelError(f"{name}: parameters of type {parameter.dtype} are not supported; freeze it or convert it")
+    if isinstance(owner, (nn.Embedding, nn.EmbeddingBag)) and owner.max_norm is not None:
+        raise ModelError(f"{name}: an embedding with max_norm rewrites its weight in every forward pass; unset it")
+    if isinstance(owner, NORMS):
+        return as_("owned", "norm", f"parameter of {type(owner).__name__}")
+    if parameter.dim() < 2:
+        return as_(
+            "owned", "bias" if leaf.endswith("bias") or "bias_" in leaf else "other", "fewer than two dimensions"
+        )
+    if isinstance(owner, parametrize.ParametrizationList):
+        return as_("owned", "other", "already parametrized by the model: a full private copy")
+    rows, columns = shape[0], shape[1]
+    if 2 * (rows + columns) >= parameter.numel():
+        return as_("owned", "weight", "so small that a delta of rank 1 would cost as much")
+    distinct = {id(_owner(place, owners)[0]) for place in places}
+    if leaf == "weight" and rule_for(owner) is not None and len(distinct) == 1:
+        return as_("adapted", "weight", f"rule for {type(owner).__name__}", by_rule=True)
+    tied = f", tied: {' = '.join(places)}" if len(distinct) > 1 else ""
+    return as_("adapted", "weight", f"merged weight of {type(owner).__name__}{tied}")
+
+
+def _owner(name: str, owners: Mapping[str, nn.Module]) -> tuple[nn.Module, str]:
+    path, _, leaf = name.rpartition(".")
+    return owners[path], leaf
+
+
+def _refuse_overlaps(model: nn.Module) -> None:
+    """Refuse distinct parameters that lie in the same memory: training one would silently change the other."""
+    spans: list[tuple[int, int, str]] = []
+    for name, parameter in model.named_parameters():
+        if not is_lazy(parameter) and parameter.numel() and parameter.device.type != "meta":
+            start = parameter.data_ptr()
+            extent = 1 + sum((n - 1) * s for n, s in zip(parameter.shape, parameter.stride(), strict=True))
+            spans.append((start, start + extent * parameter.element_size(), name))
+    spans.sort()
+    for (_, end, first), (start, _, second) in itertools.pairwise(spans):
+        if start < end:
+            raise ModelError(
+                f"{first} and {second} are different parameters in the same memory; "
+                "tie them by assigning one nn.Parameter to both modules, or copy one of them"
+            )
+
+
+def find_head(model: nn.Module, name: str | None = None) -> str:
+    """The name of the classifier head: the one given, if it can serve, or else the last layer of the model."""
+    modules = {path: module for path, module in model.named_modules() if path}
+    candidates = [path for path, module in modules.items() if isinstance(module, nn.Linear)]
+    advice = f"layers that could serve: {', '.join(candidates) or 'none'}"
+    if name is not None:
+        if name not in modules:
+            raise HeadError(f"the model has no module named {name!r} to be its head; {advice}")
+        if type(modules[name]) not in HEADS or getattr(modules[name], "groups", 1) != 1:
+            raise HeadError(
+                f"the head {name!r} is a {type(modules[name]).__name__}; it must be an nn.Linear or an ungrouped "
+                f"convolution, so that it can be made anew for each number of classes; {advice}"
+            )
+        return name
+    layers = [path for path, module in modules.items() if any(True for _ in module.parameters(recurse=False))]
+    last: str | None = layers[-1] if layers else None
+    if last is not None and type(modules[last]) is nn.Linear:
+        return last
+    raise HeadError(
+        f"no head found: the last layer with parameters, {last!r}, is not an nn.Linear; "
+        f"name it with Learner(..., head=...); {advice}"
+    )

@@ -1,0 +1,140 @@
+"""From free weights to a low-rank start: scales, decomposition and allocation over all layers.
+
+Warm-up leaves a weight W^free for each adapted base weight W. Here it becomes r ∘ W ∘ s + p q with a rank for each
+layer, or a full copy where that is no dearer. Only tensors go in and out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from halrp import allocate, decompose
+from halrp.budget import Allocation, Budget, Fixed, Offer
+from halrp.delta import Bought
+from halrp.importance import Curvature
+from halrp.layers import Factors
+from halrp.method import Halrp
+from halrp.scales import scaled
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """Where fine-tuning starts."""
+
+    factors: Mapping[str, Factors]
+    owned: Mapping[str, Tensor]
+    """Weights owned outright, at their free values."""
+    bought: Mapping[str, Bought]
+
+
+class _Layer(NamedTuple):
+    """One weight's residual, taken apart."""
+
+    r: Tensor
+    s: Tensor
+    residual: Tensor
+    matrix: Tensor
+    u: Tensor
+    sigma: Tensor
+    v: Tensor
+    offer: Offer
+
+
+@torch.no_grad()
+def truncate(
+    free: Mapping[str, Tensor],
+    base: Mapping[str, Tensor],
+    importance: Mapping[str, Tensor],
+    curvature: Mapping[str, Curvature],
+    method: Halrp,
+    view: str,
+    fixed: Sequence[Fixed],
+    base_numbers: int,
+    generator: torch.Generator,
+) -> Start:
+    """Replace free weights by scales and the components that the method's allocation keeps."""
+    limits = _affordable(method, base, view, base_numbers)
+    layers = {
+        name: _take_apart(free[name], base[name], importance[name], curvature.get(name), method, view, limits.get(name))
+        for name in free
+    }
+    allocation = _allocate(layers, method, fixed, base_numbers)
+    return Start(
+        {name: _factors(layers[name], rank, method, generator) for name, rank in allocation.ranks.items()},
+        {name: free[name].clone() for name in allocation.owned},
+        {name: _bought(layer, importance[name], allocation.ranks.get(name)) for name, layer in layers.items()},
+    )
+
+
+def _affordable(method: Halrp, base: Mapping[str, Tensor], view: str, base_numbers: int) -> dict[str, int]:
+    """The most components of each weight that a budget could pay for, so that large spectra need not be complete."""
+    if not isinstance(method.allocate, Budget):
+        return {}
+    most = {}
+    for name, weight in base.items():
+        limit, unit = method.allocate.limit(base_numbers, weight.element_size())
+        matrix = decompose.matrix(weight, view)
+        most[name] = min(*matrix.shape, max(1, limit // (unit * sum(matrix.shape))))
+    return most
+
+
+def _take_apart(
+    free: Tensor,
+    base: Tensor,
+    importance: Tensor,
+    curvature: Curvature | None,
+    method: Halrp,
+    view: str,
+    limit: int | None,
+) -> _Layer:
+    r, s = method.scales(free, base)
+    residual = free - scaled(base, r, s)
+    matrix = decompose.matrix(residual, view)
+    if curvature is not None:
+        curvature = curvature.for_view(view, matrix.shape[1])
+    u, sigma, v = method.decompose(matrix, curvature, limit)
+    kernel = residual.numel() // matrix.numel()
+    repeats = kernel if method.importance.counts_kernel else 1
+    # the squared whitened spectrum is the predicted loss itself
+    scores = sigma.square() if curvature is not None else importance * repeats * sigma.square()
+    left_out = residual.square().sum() - kernel * matrix.square().sum()
+    left_out = left_out + kernel * (matrix.square().sum() - sigma.square().sum()) if curvature is None else left_out
+    offer = Offer(
+        scores=scores,
+        component=sum(matrix.shape),
+        scales=r.numel() + s.numel(),
+        weight=base.numel(),
+        rest=importance * left_out.clamp(min=0),
+        may_own=view == "full" or base.dim() == 2,
+    )
+    return _Layer(r, s, residual, matrix, u, sigma, v, offer)
+
+
+def _allocate(layers: Mapping[str, _Layer], method: Halrp, fixed: Sequence[Fixed], base_numbers: int) -> Allocation:
+    if isinstance(method.allocate, Budget):
+        size = next(iter(layers.values())).residual.element_size()
+        offers = {name: layer.offer for name, layer in layers.items()}
+        return method.allocate.allocate(offers, fixed, base_numbers, size)
+    return Allocation(method.allocate({name: layer.offer.scores for name, layer in layers.items()}))
+
+
+def _factors(layer: _Layer, rank: int, method: Halrp, generator: torch.Generator) -> Factors:
+    if method.initial == "random":
+        p, q = decompose.random_factors(layer.matrix, rank, generator)
+        return Factors(torch.ones_like(layer.r), torch.ones_like(layer.s), p, q)
+    u, sigma, v = layer.u, layer.sigma, layer.v
+    if method.initial == "random components":
+        kept = allocate.random_components(len(sigma), rank, generator).to(sigma.device)
+        u, sigma, v = u[:, kept], sigma[kept], v[:, kept]
+    return Factors(layer.r, layer.s, *decompose.factors(u, sigma, v, rank))
+
+
+def _bought(layer: _Layer, importance: Tensor, rank: int | None) -> Bought:
+    total = float(layer.offer.scores.sum() + layer.offer.rest)
+    kept = total if rank is None else float(layer.offer.scores[:rank].sum())
+    return Bought(float(importance), total, kept / total if total > 0 else 1.0)

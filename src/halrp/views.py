@@ -1,0 +1,115 @@
+"""A task as an `nn.Module` that shares the base's tensors, and as one that shares nothing.
+
+A view is a copy of the model's tree of modules whose parameters and buffers *are* the base's tensors; then the task's
+own tensors and adapted layers are put in their places. Building one costs no memory beyond the delta. Nothing in a
+view that is evaluated writes to the base.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from halrp.errors import ModelError
+from halrp.layers import Factors, Merged, adapt, adapt_merged, new_head
+from halrp.plan import Plan
+
+
+def clone(model: nn.Module, share: Mapping[int, Tensor] | None = None) -> nn.Module:
+    """Copy a model; tensors whose id is in `share` are used as they are."""
+    try:
+        return copy.deepcopy(model, dict[int, Any](share or {}))
+    except Exception as error:
+        raise ModelError(
+            f"the model cannot be copied ({type(error).__name__}: {error}); it must support copy.deepcopy"
+        ) from error
+
+
+def shared_copy(model: nn.Module) -> nn.Module:
+    """Copy a model's tree of modules; every parameter and buffer is the model's own tensor."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return clone(model, {id(tensor): tensor for tensor in tensors})
+
+
+def trainable_copy(base: nn.Module, plan: Plan, classes: int) -> nn.Module:
+    """Copy the base with a new head, for training without constraint. Shared parameters stay frozen and shared.
+
+    The head is drawn from the global generator; callers isolate it.
+    """
+    share = {id(p): p for name, p in base.named_parameters() if plan.treatments[name].kind == "shared"}
+    net = clone(base, share)
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad_(plan.treatments[name].kind != "shared")
+    replace_module(net, plan.head, new_head(base.get_submodule(plan.head), classes))
+    return net
+
+
+def task_view(
+    base: nn.Module,
+    plan: Plan,
+    factors: Mapping[str, Factors],
+    owned: Mapping[str, Tensor],
+    classes: int | None = None,
+    private_buffers: bool = False,
+) -> nn.Module:
+    """Build a task's module over the base from its factors and owned tensors, which are used as they are.
+
+    With `classes` the head is replaced by one of that width before the owned tensors are set. With
+    `private_buffers` buffers are copied, so that training may write to them.
+    """
+    net = shared_copy(base)
+    if private_buffers:
+        for name, buffer in list(net.named_buffers()):
+            set_tensor(net, name, buffer.clone())
+    if classes is not None:
+        fresh = new_head(base.get_submodule(plan.head), classes, torch.device("meta"))
+        replace_module(net, plan.head, fresh)
+    for name, tensor in owned.items():
+        treatment = plan.treatments.get(name)
+        for place in treatment.places if treatment is not None else (name,):
+            set_tensor(net, place, tensor)
+    for name, part in factors.items():
+        treatment = plan.treatments[name]
+        if treatment.by_rule:
+            adapt(net.get_submodule(name.rpartition(".")[0]), part)
+            continue
+        merged = Merged(part)
+        seen: set[int] = set()
+        for place in treatment.places:
+            path, _, leaf = place.rpartition(".")
+            layer = net.get_submodule(path)
+            if id(layer) not in seen:
+                seen.add(id(layer))
+                adapt_merged(layer, leaf, merged)
+    return net.eval()
+
+
+def merged_copy(
+    base: nn.Module, plan: Plan, factors: Mapping[str, Factors], owned: Mapping[str, Tensor], classes: int
+) -> nn.Module:
+    """A plain module with merged weights: the classes of the user's own model, sharing nothing with the base."""
+    weights = dict(base.named_parameters())
+    merged = {name: part.merged(weights[name].detach()) for name, part in factors.items()}
+    return clone(task_view(base, plan, {}, {**owned, **merged}, classes)).eval()
+
+
+def replace_module(net: nn.Module, path: str, module: nn.Module) -> None:
+    """Put a module in the place of another, wherever the tree holds it."""
+    old = net.get_submodule(path)
+    for parent in list(net.modules()):
+        for name, child in list(parent.named_children()):
+            if child is old:
+                setattr(parent, name, module)
+
+
+def set_tensor(net: nn.Module, name: str, tensor: Tensor) -> None:
+    """Put a tensor in the place of a parameter (keeping it one) or a buffer."""
+    path, _, leaf = name.rpartition(".")
+    owner = net.get_submodule(path)
+    if leaf in owner._parameters and not isinstance(tensor, nn.Parameter):
+        tensor = nn.Parameter(tensor, requires_grad=False)
+    setattr(owner, leaf, tensor)
