@@ -118,18 +118,24 @@ def training_step(variant: Variant, batch: int) -> Step:
     return step
 
 
-def measure(variants: tuple[Variant, ...], batch: int, rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of each variant in each round; the variants take turns in a rotating order."""
+def measure(variants: tuple[Variant, ...], batch: int, rounds: int, block: int) -> dict[str, list[float]]:
+    """Return the processor seconds per step of each variant in each round.
+
+    In a round every variant trains for a block of steps, after one step that warms the caches; the order
+    rotates.
+    """
     steps = {variant.name: training_step(variant, batch) for variant in variants}
     names = list(steps)
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    for round_ in range(-3, rounds):
-        turn = round_ % len(names)
+    for number in range(-1, rounds):
+        turn = number % len(names)
         for name in names[turn:] + names[:turn]:
-            start = time.perf_counter()
             steps[name]()
-            if round_ >= 0:
-                seconds[name].append(time.perf_counter() - start)
+            start = time.process_time()
+            for _ in range(block):
+                steps[name]()
+            if number >= 0:
+                seconds[name].append((time.process_time() - start) / block)
     return seconds
 
 
@@ -156,12 +162,18 @@ def summarise(seconds: dict[str, list[float]], reference: str = "full") -> list[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--block", type=int, default=4)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    rows = summarise(measure(VARIANTS, arguments.batch, arguments.rounds))
+    import os
+    if os.environ.get("KEEP"):
+        import ctypes
+        libc = ctypes.CDLL(None)
+        print(libc.mallopt(-1, 2**31-1), libc.mallopt(-3, 32 * 2**20))
+    rows = summarise(measure(VARIANTS, arguments.batch, arguments.rounds, arguments.block))
     print(f"{'variant':<28}{'ms':>8}{'ratio':>8}  quartiles")
     for row in rows:
         print(f"{row.name:<28}{row.milliseconds:8.1f}{row.ratio:8.3f}  {row.lower:.3f} – {row.upper:.3f}")

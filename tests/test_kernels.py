@@ -12,7 +12,7 @@ from halrp.errors import SettingError
 
 Parts = dict[str, Tensor]
 
-STRATEGIES: list[kernels.Strategy] = ["merged", "euler", "factored"]
+STRATEGIES: list[kernels.Strategy] = ["merged", "analytic", "factored"]
 VIEWS = ["kernel-mean", "full-kernel"]
 LEARNED = ("bias", "r", "s", "p", "q")
 CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
@@ -113,7 +113,7 @@ def assert_conv_is_dense(
 def test_every_strategy_equals_the_dense_convolution(
     geometry: tuple[int, ...], view: str, strategy: kernels.Strategy
 ) -> None:
-    if strategy == "euler" and geometry[-1] > 1:
+    if strategy == "analytic" and geometry[-1] > 1:
         pytest.skip("Euler's identity is used without groups only")
     assert_conv_is_dense(geometry, parts(geometry, view), strategy)
 
@@ -166,7 +166,7 @@ def test_tiny_scales_are_exact_to_float32_accuracy_with_a_large_bias() -> None:
     wanted = ("x", *LEARNED)
     expected = value_and_gradients(lambda leaves: dense_conv(GEOMETRY, leaves), t, wanted)
     single = {name: part.float() for name, part in t.items()}
-    got = value_and_gradients(lambda leaves: adapted_conv(GEOMETRY, leaves, "euler"), single, wanted)
+    got = value_and_gradients(lambda leaves: adapted_conv(GEOMETRY, leaves, "analytic"), single, wanted)
     for name in wanted:
         # Rounding of a sum is near 1e-6 of its largest terms here, times the 50 by which the scale divides.
         torch.testing.assert_close(got[name].double(), expected[name], rtol=1e-4, atol=1e-3)
@@ -244,10 +244,10 @@ def test_a_factor_of_unfit_width_is_refused_by_name() -> None:
         kernels.merge(t["weight"], t["r"], t["s"], t["p"], torch.zeros(2, 5, dtype=torch.float64))
 
 
-def test_euler_is_refused_for_groups() -> None:
+def test_analytic_is_refused_for_groups() -> None:
     geometry = (2, 3, 1, 1, 1, 2)
-    with pytest.raises(SettingError, match="groups=2"):
-        adapted_conv(geometry, parts(geometry), "euler")
+    with pytest.raises(SettingError, match="groups=1, not 2"):
+        adapted_conv(geometry, parts(geometry), "analytic")
 
 
 @pytest.mark.parametrize("view", VIEWS)

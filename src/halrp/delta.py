@@ -67,7 +67,7 @@ class Delta:
     def parameters(self) -> int:
         """Numbers to store: scales, factors (the non-zeros if pruned), and every owned tensor."""
         scales = sum(f.r.numel() + f.s.numel() for f in self.factors.values())
-        components = sum(_stored(t) for f in self.factors.values() for t in (f.p, f.q))
+        components = sum(int(t.count_nonzero()) for f in self.factors.values() for t in (f.p, f.q))
         return scales + components + sum(tensor.numel() for tensor in self.owned.values())
 
     @property
@@ -78,13 +78,13 @@ class Delta:
             total += (factors.r.numel() + factors.s.numel()) * factors.r.element_size()
             for tensor in (factors.p, factors.q):
                 size = tensor.element_size()
-                total += min(tensor.numel() * size, _nonzero(tensor) * (size + 4))
+                total += min(tensor.numel() * size, int(tensor.count_nonzero()) * (size + 4))
         return total
 
     def paper_count(self, dense: bool = False) -> int:
         """The paper's count: scales, entries of p and q above 1e-8 (all if `dense`), norm affine parameters, head."""
         scales = sum(f.r.numel() + f.s.numel() for f in self.factors.values())
-        components = sum(t.numel() if dense else _nonzero(t) for f in self.factors.values() for t in (f.p, f.q))
+        components = sum(t.numel() if dense else _above(t) for f in self.factors.values() for t in (f.p, f.q))
         rest = sum(t.numel() for name, t in self.owned.items() if self.roles[name] in ("norm", "head", "weight"))
         return scales + components + rest
 
@@ -98,10 +98,6 @@ class Delta:
         return f"Delta({self.task!r}, classes={self.classes}, ranks={{{ranks}}}, bytes={self.bytes:,})"
 
 
-def _nonzero(tensor: Tensor) -> int:
+def _above(tensor: Tensor) -> int:
     """Entries above the paper's threshold for a stored number."""
     return int((tensor.abs() > 1e-8).sum())
-
-
-def _stored(tensor: Tensor) -> int:
-    return min(tensor.numel(), _nonzero(tensor))

@@ -9,17 +9,22 @@ inside `isolated`, which puts the global state back afterwards.
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor
 
 
 def seed_of(*parts: object) -> int:
-    """Hash any sequence of names and numbers to a 63-bit seed."""
-    text = "\x1f".join(str(part) for part in parts)
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+    """Hash any sequence of names and numbers to a 63-bit seed.
+
+    Parts are joined by a separator that is escaped inside them, so no two sequences make the same text.
+    """
+    text = "\x1f".join(str(part).replace("\x1e", "\x1e0").replace("\x1f", "\x1e1") for part in parts)
+    return int.from_bytes(hashlib.sha256(text.encode(errors="surrogatepass")).digest()[:8], "big") >> 1
 
 
 def generator(*parts: object) -> torch.Generator:
@@ -32,11 +37,25 @@ def generator(*parts: object) -> torch.Generator:
 
 @contextmanager
 def isolated(*parts: object, device: torch.device) -> Iterator[None]:
-    """Run a block on global generators seeded by `parts`, and put their state back afterwards."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed_of(*parts))
-        yield
+    """Run a block on the global generators of the CPU and of `device`, seeded by `parts`; put their states back after.
+
+    `torch.manual_seed` would also seed every other device, whose states nobody puts back. Python's and numpy's
+    generators are treated alike, for augmentations that draw from them.
+    """
+    seed = seed_of(*parts)
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:

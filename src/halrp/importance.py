@@ -13,9 +13,9 @@ All run the network in evaluation mode on true labels, at the weights that warm-
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -81,38 +81,65 @@ def curvature(module: nn.Module, weights: Mapping[str, Tensor], data: Data, batc
     """Collect Kronecker factors for the linear layers and ungrouped convolutions among `weights`.
 
     Other weights (grouped, three-dimensional, packed, recurrent) are left out and use a scalar importance. A layer
-    that is called several times sums over its calls, as if each call were a position.
+    that is called several times, and layers that share a weight, sum over their calls, as if each call were a position.
     """
-    layers = {name: module.get_submodule(name.rpartition(".")[0]) for name in weights if name.endswith("weight")}
-    moments: dict[str, list[Any]] = {}
-    with ExitStack() as hooks:
-        for name, layer in layers.items():
-            if type(layer) in (nn.Linear, nn.Conv1d, nn.Conv2d) and getattr(layer, "groups", 1) == 1:
-                moments[name] = [0.0, 0.0, 0]
-                hooks.callback(layer.register_forward_hook(_record(moments[name])).remove)
-        examples = 0
-        for _, size in _gradients(module, weights, data, batch):
-            examples += size
-    return {
-        name: Curvature(a / examples, g / positions) for name, (a, g, positions) in moments.items() if positions > 0
+    layers = {
+        name: [layer for layer in module.modules() if any(own is weight for own in layer.parameters(recurse=False))]
+        for name, weight in weights.items()
     }
+    moments: dict[str, _Moments] = {}
+    with ExitStack() as hooks:
+        for name, holders in layers.items():
+            if all(_supported(layer, weights[name]) for layer in holders):
+                moments[name] = _Moments()
+                for layer in holders:
+                    hooks.callback(layer.register_forward_hook(_record(moments[name]), with_kwargs=True).remove)
+        for _, size in _gradients(module, weights, data, batch):
+            for moment in moments.values():
+                moment.end_batch(size)
+    return {name: moment.factors() for name, moment in moments.items() if moment.positions > 0}
 
 
-def _record(moment: list[Any]) -> Any:
-    """A forward hook that adds a layer's input moment, and its output-gradient moment once that is known."""
+def _supported(layer: nn.Module, weight: Tensor) -> bool:
+    known = type(layer) in (nn.Linear, nn.Conv1d, nn.Conv2d) and getattr(layer, "groups", 1) == 1
+    return known and layer.weight is weight
 
-    def hook(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        patches = _patches(layer, inputs[0].detach())
-        size = inputs[0].shape[0]
-        moment[0] = moment[0] + patches.T @ patches
 
-        def backward(gradient: Tensor) -> None:
-            rows = gradient.movedim(1, -1) if isinstance(layer, (nn.Conv1d, nn.Conv2d)) else gradient
-            rows = rows.reshape(-1, rows.shape[-1]) * size  # the loss is a mean over the batch
-            moment[1] = moment[1] + rows.T @ rows
-            moment[2] += rows.shape[0]
+class _Moments:
+    """Sums of a aᵀ and g gᵀ of one weight; gradients wait for the end of a batch to learn its size."""
 
-        output.register_hook(backward)
+    def __init__(self) -> None:
+        self.a: Tensor | float = 0.0
+        self.g: Tensor | float = 0.0
+        self.waiting: Tensor | float = 0.0
+        self.examples = 0
+        self.positions = 0
+
+    def add_inputs(self, rows: Tensor) -> None:
+        self.a = self.a + rows.T @ rows
+
+    def add_gradients(self, rows: Tensor) -> None:
+        self.waiting = self.waiting + rows.T @ rows
+        self.positions += rows.shape[0]
+
+    def end_batch(self, size: int) -> None:
+        # The loss is a mean over the batch: an example's own gradient is `size` times as large.
+        self.g, self.waiting = self.g + self.waiting * size**2, 0.0
+        self.examples += size
+
+    def factors(self) -> Curvature:
+        return Curvature(torch.as_tensor(self.a / self.examples), torch.as_tensor(self.g / self.positions))
+
+
+def _record(moments: _Moments) -> Any:
+    """A forward hook that adds a layer's inputs, and its output gradients once they are known."""
+
+    def hook(layer: nn.Module, inputs: tuple[Tensor, ...], named: Mapping[str, Tensor], output: Tensor) -> None:
+        if not output.requires_grad:  # the model itself keeps this call out of its gradient
+            return
+        moments.add_inputs(_patches(layer, (inputs[0] if inputs else named["input"]).detach()))
+        channel = -1 if isinstance(layer, nn.Linear) else 1 - cast(Tensor, layer.weight).dim()
+        output.register_hook(lambda g: moments.add_gradients(g.movedim(channel, -1).reshape(-1, g.shape[channel])))
 
     return hook
 
@@ -131,16 +158,23 @@ def _patches(layer: nn.Module, x: Tensor) -> Tensor:
         padding = conv.padding
     settings = [tuple(v) for v in (conv.kernel_size, conv.dilation, padding, conv.stride)]
     if isinstance(layer, nn.Conv1d):
-        x, settings = x.unsqueeze(2), [(1 if i != 2 else 0, *v) for i, v in enumerate(settings)]
+        x, settings = x.unsqueeze(-2), [(1 if i != 2 else 0, *v) for i, v in enumerate(settings)]
     kernel, dilation, pad, stride = settings
     unfolded = F.unfold(x, kernel, dilation, pad, stride)
-    return unfolded.movedim(1, -1).reshape(-1, unfolded.shape[1])
+    return unfolded.movedim(-2, -1).reshape(-1, unfolded.shape[-2])
 
 
 def _gradients(module: nn.Module, weights: Mapping[str, Tensor], data: Data, batch: int) -> Any:
     """Yield the gradients of each batch's mean cross-entropy and the batch's size."""
     names = list(weights)
     for x, y in data.batches(batch, None):
-        loss = F.cross_entropy(module(x), y)
-        found = torch.autograd.grad(loss, [weights[name] for name in names], allow_unused=True)
+        with _differentiable(module):
+            loss = F.cross_entropy(module(x), y)
+            found = torch.autograd.grad(loss, [weights[name] for name in names], allow_unused=True)
         yield {n: g for n, g in zip(names, found, strict=True) if g is not None}, y.shape[0]
+
+
+def _differentiable(module: nn.Module) -> AbstractContextManager[None]:
+    """A context in which a module in evaluation mode has gradients: cuDNN's recurrent layers refuse them."""
+    recurrent = any(isinstance(layer, nn.RNNBase) for layer in module.modules())
+    return torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()

@@ -10,24 +10,24 @@ with width I·∏kernel ("full-kernel") every position has its own entry. The ra
 convolution I counts the input channels of one group, and s and q are shared by all groups.
 
 Training a delta can cost less than training the layer, because W needs no gradient, and the gradient of
-a full kernel is a third of a convolution's work. How to avoid it depends on the layer:
+a full weight is a third of a layer's work. How to avoid it depends on the layer:
 
 - A linear layer keeps the factors apart, y = r ∘ (W (s ∘ x)) + p (q x) + b. The scalings touch
   activations only, which are much smaller than W for the batches that training uses.
-- A convolution builds its kernel W_t, because a second convolution branch would cost more than it saves,
-  and takes the gradients of r and s from Euler's identity. Let y = conv(x; W_t) and g = ∂L/∂y. Scaling
-  row j of W_t scales y_j, and scaling column i of W_t does the same as scaling x_i, so that
+- A convolution builds its kernel W_t, because a second branch costs more than it saves, and takes the
+  gradients of r and s from Euler's identity. Let y = conv(x; W_t), g = ∂L/∂y, and let a prefix d stand
+  for ∂L/∂. Scaling row j of W_t scales y_j, and scaling column i of W_t does the same as scaling x_i, so
 
-      Σ g_j y_j  = Σ_i <∂L/∂W_t, W_t>_ji = r_j ∂L/∂r_j + Σ_k p_jk ∂L/∂p_jk
-      Σ x_i dx_i = Σ_j <∂L/∂W_t, W_t>_ji = s_i ∂L/∂s_i + Σ_k q_ki ∂L/∂q_ki
+      Σ g_j y_j  = Σ_i <dW_t, W_t>_ji = r_j dr_j + Σ_k p_jk dp_jk
+      Σ x_i dx_i = Σ_j <dW_t, W_t>_ji = s_i ds_i + Σ_k q_ki dq_ki
 
-  Both left sides are single passes over tensors that training has at hand, and the gradients of p and q
-  are small products. Dividing by r_j or s_i amplifies rounding where the base contributes almost nothing
-  to a row or column; there, and only there, the gradient comes from the kernel's gradient itself.
+  The left sides are single passes over tensors at hand, and dp and dq are small products. Dividing by
+  r_j or s_i amplifies rounding where the base contributes almost nothing to a row or column of W_t;
+  there, and only there, the gradient comes from dW_t itself.
 """
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,20 +36,32 @@ from torch.nn import functional
 
 from halrp.errors import SettingError
 
-Strategy = Literal["merged", "euler", "factored"]
+Strategy = Literal["merged", "analytic", "factored"]
 
 _CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
 
 _LEAST_SHARE = 1e-2
-"""The least share of the base in a row or column of W_t for which Euler's identity is used: at worst two
-digits of Σ g y, whose rounding is about 1e-7 relative in float32, are lost in the division."""
+"""The least norm of the base's part of a row or column, relative to the whole, for which Euler's identity
+is used: at worst it costs two of the seven digits of float32."""
+
+
+class Geometry(NamedTuple):
+    """How a convolution's window moves; one entry per spatial dimension, zeros padded on both sides."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int = 1
 
 
 def merge(weight: Tensor, r: Tensor, s: Tensor, p: Tensor, q: Tensor) -> Tensor:
-    """Return the task's weight W_t = r ∘ W ∘ s + p q, shaped like ``weight``, differentiable in r, s, p, q."""
+    """Return the task's weight W_t = r ∘ W ∘ s + p q, shaped like ``weight``, differentiable in r, s, p, q.
+
+    It is built in the precision of the factors also under autocast, so that a small residual survives.
+    """
     with torch.autocast(weight.device.type, enabled=False):
-        scale = _over_kernel(torch.outer(r, s), weight)
-        return torch.addcmul(_over_kernel(p @ q, weight), weight, scale)
+        scales = _over_kernel(torch.outer(r, s), weight)
+        return torch.addcmul(_over_kernel(p @ q, weight), weight, scales)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, r: Tensor, s: Tensor, p: Tensor, q: Tensor) -> Tensor:
@@ -75,134 +87,58 @@ def conv(
     groups: int = 1,
     strategy: Strategy | None = None,
 ) -> Tensor:
-    """Apply an adapted convolution in 1, 2 or 3 dimensions: y = conv(x; r ∘ W ∘ s + B) + b.
+    """Apply an adapted convolution in 1, 2 or 3 dimensions, y = W_t * x + b.
 
-    ``x`` is (N, groups·I, *space); ``padding`` counts zeros on both sides. All strategies compute the same
-    function: ``merged`` builds W_t and leaves the rest to autograd, ``euler`` builds W_t and avoids its
-    gradient, ``factored`` convolves with W and adds a low-rank branch. Without a ``strategy`` the fastest
-    one is taken, see `fastest`.
+    ``x`` is (N, groups·I, *space), and ``padding`` counts zeros on both sides. All strategies compute the
+    same function. "merged" builds W_t and leaves the rest to autograd; "analytic" builds W_t and has a
+    backward pass of its own, which can be differentiated once only; "factored" convolves with W and adds
+    a low-rank branch. Without a ``strategy`` the fastest one is taken, see `fastest`.
     """
+    geometry = Geometry(stride, padding, dilation, groups)
     strategy = strategy or fastest(x, weight, r, s, p, q, groups)
     if strategy == "merged":
-        return _convolve(x, merge(weight, r, s, p, q), bias, stride, padding, dilation, groups)
+        return _convolve(x, merge(weight, r, s, p, q), bias, geometry)
     if strategy == "factored":
-        return _factored(x, weight, bias, r, s, p, q, stride, padding, dilation, groups)
+        return _factored_conv(x, weight, bias, r, s, p, q, geometry)
     if groups != 1:
-        raise SettingError(f"strategy 'euler' needs groups=1, but groups={groups}: use 'merged' or 'factored'.")
-    return _Euler.apply(x, weight, bias, r, s, p, q, stride, padding, dilation)  # type: ignore[no-any-return]
+        raise SettingError(f"strategy 'analytic' needs groups=1, not {groups}: take 'merged' or 'factored'.")
+    return _AnalyticConv.apply(x, weight, bias, r, s, p, q, geometry)  # type: ignore[no-any-return]
 
 
-def fastest(x: Tensor, weight: Tensor, r: Tensor, s: Tensor, p: Tensor, q: Tensor, groups: int) -> Strategy:
-    """Choose how `conv` runs, from what the shapes and the gradients asked for make cheap."""
+def fastest(x: Tensor, weight: Tensor, r: Tensor, s: Tensor, p: Tensor, q: Tensor, groups: int = 1) -> Strategy:
+    """Choose the strategy of `conv` from the shapes and from the gradients that are wanted.
+
+    The rule follows measurements of forward and backward passes on one thread, relative to training the
+    plain layer (about 1.05 for "merged"; 0.70 to 0.85 where another strategy is chosen):
+
+    - Nothing to learn, x needs no gradient, a 1×1 kernel: merged. Nothing is saved by the others.
+    - Full-kernel with k > J/4: merged. The k filters q cost as much as the gradient they avoid.
+    - A weight of at least half the size of x: factored. Building W_t and its guards costs more than scaling
+      the activations.
+    - Otherwise analytic.
+
+    Merged is also the choice where the analytic pass does not belong or was not measured: groups, other
+    devices than the processor (its guard would wait for the device at every step), autocast, and graphs
+    traced by a compiler.
+    """
     learns = torch.is_grad_enabled() and any(t.requires_grad for t in (r, s, p, q))
-    positions = math.prod(weight.shape[2:])
+    full_kernel = q.shape[1] != weight.shape[1]
     if (
         not learns
         or not x.requires_grad
+        or math.prod(weight.shape[2:]) == 1
+        or (full_kernel and 4 * p.shape[1] > weight.shape[0])
         or groups != 1
-        or positions == 1
         or x.device.type != "cpu"
         or torch.is_autocast_enabled(x.device.type)
         or torch.compiler.is_compiling()
     ):
         return "merged"
-    return "euler"
+    return "factored" if 2 * weight.numel() >= x.numel() else "analytic"
 
 
-def _over_kernel(matrix: Tensor, weight: Tensor) -> Tensor:
-    """Shape a (J, I) or (J, I·∏kernel) matrix so that it broadcasts against ``weight``."""
-    rows, columns, *kernel = weight.shape
-    if matrix.shape[1] == columns:
-        return matrix.view(rows, columns, *(1 for _ in kernel))
-    if matrix.shape[1] == columns * math.prod(kernel):
-        return matrix.view(weight.shape)
-    raise SettingError(
-        f"q has {matrix.shape[1]} columns, but a weight of shape {tuple(weight.shape)} needs {columns} "
-        f"(kernel-mean view) or {columns * math.prod(kernel)} (full-kernel view)."
-    )
-
-
-def _convolve(
-    x: Tensor,
-    kernel: Tensor,
-    bias: Tensor | None,
-    stride: tuple[int, ...],
-    padding: tuple[int, ...],
-    dilation: tuple[int, ...],
-    groups: int = 1,
-) -> Tensor:
-    """Convolve in as many dimensions as the kernel has."""
-    return _CONVOLUTIONS[kernel.dim() - 3](x, kernel, bias, stride, padding, dilation, groups)
-
-
-def _window_sums(
-    x: Tensor,
-    kernel: tuple[int, ...],
-    stride: tuple[int, ...],
-    padding: tuple[int, ...],
-    dilation: tuple[int, ...],
-) -> Tensor:
-    """Sum every channel of ``x`` over the windows a kernel of this size sees, zero padding included.
-
-    A depthwise convolution with ones is the fastest way on one thread, in both memory formats.
-    """
-    channels = x.shape[1]
-    ones = x.new_ones(()).expand(channels, 1, *kernel)
-    return _convolve(x, ones, None, stride, padding, dilation, channels)
-
-
-def _factored(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    r: Tensor,
-    s: Tensor,
-    p: Tensor,
-    q: Tensor,
-    stride: tuple[int, ...],
-    padding: tuple[int, ...],
-    dilation: tuple[int, ...],
-    groups: int,
-) -> Tensor:
-    """Convolve with the frozen weight and with the factors, separately: y = r ∘ conv(s ∘ x; W) + p (q x) + b."""
-    rows, columns, *kernel = weight.shape
-    ones = [1 for _ in kernel]
-    rank = p.shape[1]
-    base = _convolve(x * s.repeat(groups).view(-1, *ones), weight, None, stride, padding, dilation, groups)
-    if rank == 0:
-        branch = None if bias is None else bias.view(-1, *ones)
-    else:
-        # Every group reads its own input channels with the same q and writes its own rows of p.
-        if q.shape[1] == columns:
-            narrow = _convolve(
-                x,
-                q.view(rank, columns, *ones).repeat(groups, *(1 for _ in weight.shape[1:])),
-                None,
-                tuple(ones),
-                tuple(0 for _ in ones),
-                tuple(ones),
-                groups,
-            )
-            narrow = _window_sums(narrow, tuple(kernel), stride, padding, dilation)
-        else:
-            narrow = _convolve(
-                x,
-                q.view(rank, columns, *kernel).repeat(groups, *(1 for _ in weight.shape[1:])),
-                None,
-                stride,
-                padding,
-                dilation,
-                groups,
-            )
-        branch = _convolve(
-            narrow, p.view(rows, rank, *ones), bias, tuple(ones), tuple(0 for _ in ones), tuple(ones), groups
-        )
-    base = base * r.view(-1, *ones)
-    return base if branch is None else base + branch
-
-
-class _Euler(torch.autograd.Function):
-    """A convolution with the merged kernel whose backward pass avoids the kernel's gradient."""
+class _AnalyticConv(torch.autograd.Function):
+    """A convolution with the merged kernel, whose backward pass avoids the kernel's gradient."""
 
     @staticmethod
     def forward(
@@ -214,118 +150,188 @@ class _Euler(torch.autograd.Function):
         s: Tensor,
         p: Tensor,
         q: Tensor,
-        stride: tuple[int, ...],
-        padding: tuple[int, ...],
-        dilation: tuple[int, ...],
+        geometry: Geometry,
     ) -> Tensor:
-        """Return conv(x; W_t) + b."""
+        """Return W_t * x + b."""
         kernel = merge(weight, r, s, p, q)
-        y = _convolve(x, kernel, None, stride, padding, dilation)
+        y = _convolve(x, kernel, None, geometry)
         ctx.save_for_backward(x, weight, r, s, p, q, kernel, y)
-        ctx.geometry = stride, padding, dilation
+        ctx.geometry = geometry
         # The backward pass reads y, so y stays private: a later layer may overwrite the output in place, as
-        # nn.ReLU(inplace=True) does, and subtracting b from a sum would lose the digits of a small y.
+        # nn.ReLU(inplace=True) does, and next to a large bias the digits of a small y would be lost.
         return y.clone() if bias is None else y + _per_channel(bias, y)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of x, b, r, s, p and q from that of the output."""
-        x, weight, r, s, p, q, kernel, y = ctx.saved_tensors
-        dx = _input_gradient(g, x, kernel, *ctx.geometry)
-        dp, dq = _factor_gradients(g, x, p, q, weight.shape[2:], *ctx.geometry)
-        dr = (_channel_dots(g, y) - (p * dp).sum(1)) / r
-        ds = (_channel_dots(x, dx) - (q * dq).sum(0).view(len(s), -1).sum(1)) / s
-        base = weight * _over_kernel(torch.outer(r, s), weight)
-        rows = _vanishing(base, kernel, 0)
-        if rows.numel():
-            gradient = _kernel_gradient(g.index_select(1, rows), x, weight[rows], *ctx.geometry)
-            dr[rows] = (gradient * weight[rows] * _per_channel(s, weight)).flatten(1).sum(1)
-        columns = _vanishing(base, kernel, 1)
-        if columns.numel():
-            gradient = _kernel_gradient(g, x.index_select(1, columns), weight[:, columns], *ctx.geometry)
-            scaled = (gradient * weight[:, columns]).transpose(0, 1).flatten(2).sum(2)
-            ds[columns] = scaled @ r
+        """Return the gradients of x, b, r, s, p and q."""
+        dx, dr, ds, dp, dq = _euler_gradients(g, *ctx.saved_tensors, ctx.geometry)
         db = _channel_sums(g) if ctx.needs_input_grad[2] else None
-        return dx, None, db, dr, ds, dp, dq, None, None, None
+        return dx, None, db, dr, ds, dp, dq, None
+
+
+def _euler_gradients(
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    r: Tensor,
+    s: Tensor,
+    p: Tensor,
+    q: Tensor,
+    kernel: Tensor,
+    y: Tensor,
+    geometry: Geometry,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return dx, dr, ds, dp and dq; dr and ds by Euler's identity."""
+    dx = _input_gradient(g, x, kernel, geometry)
+    dp, dq = _factor_gradients(g, x, weight, p, q, geometry)
+    dr = (_channel_sums(g * y) - (p * dp).sum(1)) / r
+    ds = (_channel_sums(x * dx) - (q * dq).sum(0).view(len(s), -1).sum(1)) / s
+    base = weight * _over_kernel(torch.outer(r, s), weight)
+    rows = _vanishing(base, kernel, 0)
+    if len(rows):
+        gradient = _kernel_gradient(g.index_select(1, rows), x, weight[rows], geometry)
+        dr[rows] = (gradient * weight[rows]).flatten(2).sum(2) @ s
+    columns = _vanishing(base, kernel, 1)
+    if len(columns):
+        gradient = _kernel_gradient(g, x.index_select(1, columns), weight[:, columns], geometry)
+        ds[columns] = r @ (gradient * weight[:, columns]).flatten(2).sum(2)
+    return dx, dr, ds, dp, dq
 
 
 def _vanishing(base: Tensor, kernel: Tensor, dimension: int) -> Tensor:
     """Return the rows (dimension 0) or columns (1) of W_t to which the base contributes almost nothing."""
     others = [d for d in range(kernel.dim()) if d != dimension]
     share = base.square().sum(others)
-    # Not `share < …`, which would miss a row that is all zero or not a number.
-    kept = (share > 0) & (share >= _LEAST_SHARE**2 * kernel.square().sum(others))
-    return (~kept).nonzero().squeeze(1)
-
-
-def _per_channel(a: Tensor, like: Tensor) -> Tensor:
-    """Shape a vector so that it broadcasts along the channels, the second dimension, of ``like``."""
-    return a.view(-1, *(1 for _ in like.shape[2:]))
-
-
-def _input_gradient(
-    g: Tensor, x: Tensor, kernel: Tensor, stride: tuple[int, ...], padding: tuple[int, ...], dilation: tuple[int, ...]
-) -> Tensor:
-    """Return ∂L/∂x of conv(x; kernel)."""
-    return _convolution_backward(g, x, kernel, stride, padding, dilation, [True, False, False])[0]
-
-
-def _kernel_gradient(
-    g: Tensor, x: Tensor, kernel: Tensor, stride: tuple[int, ...], padding: tuple[int, ...], dilation: tuple[int, ...]
-) -> Tensor:
-    """Return ∂L/∂kernel of conv(x; kernel)."""
-    return _convolution_backward(g, x, kernel, stride, padding, dilation, [False, True, False])[1]
-
-
-def _convolution_backward(
-    g: Tensor,
-    x: Tensor,
-    kernel: Tensor,
-    stride: tuple[int, ...],
-    padding: tuple[int, ...],
-    dilation: tuple[int, ...],
-    wanted: list[bool],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the wanted gradients of x, kernel and bias."""
-    return torch.ops.aten.convolution_backward(  # type: ignore[no-any-return]
-        g, x, kernel, None, stride, padding, dilation, False, [0] * len(stride), 1, wanted
-    )
+    sound = (share > 0) & (share >= _LEAST_SHARE**2 * kernel.square().sum(others))
+    return (~sound).nonzero().squeeze(1)
 
 
 def _factor_gradients(
-    g: Tensor,
-    x: Tensor,
-    p: Tensor,
-    q: Tensor,
-    size: tuple[int, ...],
-    stride: tuple[int, ...],
-    padding: tuple[int, ...],
-    dilation: tuple[int, ...],
+    g: Tensor, x: Tensor, weight: Tensor, p: Tensor, q: Tensor, geometry: Geometry
 ) -> tuple[Tensor, Tensor]:
-    """Return ∂L/∂p and ∂L/∂q without the gradient of the whole kernel."""
+    """Return dp and dq without the gradient of the whole kernel.
+
+    Kernel-mean: dB = Σ g ⊗ (window sums of x), then dp = dB qᵀ and dq = pᵀ dB. Full-kernel: the residual is
+    a convolution with k filters q followed by the 1×1 convolution p, and so are its gradients.
+    """
     rank, width = q.shape
     if rank == 0:
         return torch.zeros_like(p), torch.zeros_like(q)
-    channels = x.shape[1]
-    ones = tuple(1 for _ in size)
-    zeros = tuple(0 for _ in size)
-    if width == channels:
-        windows = _window_sums(x, size, stride, padding, dilation)
-        residual = _kernel_gradient(g, windows, x.new_empty(g.shape[1], channels, *ones), ones, zeros, ones).flatten(1)
+    columns = weight.shape[1]
+    pointwise = _pointwise(weight)
+    if width == columns:
+        sums = _window_sums(x, weight, geometry)
+        residual = _kernel_gradient(g, sums, _as_filters(p @ q, weight), pointwise).flatten(1)
         return residual @ q.t(), p.t() @ residual
-    filters = q.view(rank, channels, *size)
-    narrow = _convolve(x, filters, None, stride, padding, dilation)
-    dp = _kernel_gradient(g, narrow, p.view(*p.shape, *ones), ones, zeros, ones).flatten(1)
-    back = _convolve(g, p.t().reshape(rank, -1, *ones), None, ones, zeros, ones)
-    return dp, _kernel_gradient(back, x, filters, stride, padding, dilation).flatten(1)
+    narrow = _convolve(x, _over_kernel(q, weight), None, geometry)
+    dp = _kernel_gradient(g, narrow, _as_filters(p, weight), pointwise).flatten(1)
+    dnarrow = _convolve(g, _as_filters(p.t(), weight), None, pointwise)
+    return dp, _kernel_gradient(dnarrow, x, _over_kernel(q, weight), geometry).flatten(1)
 
 
-def _channel_sums(a: Tensor) -> Tensor:
-    """Sum over everything but the channel dimension."""
-    return a.sum((0, *range(2, a.dim())))
+def _factored_conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    r: Tensor,
+    s: Tensor,
+    p: Tensor,
+    q: Tensor,
+    geometry: Geometry,
+) -> Tensor:
+    """Convolve with the frozen weight and with the factors apart: y = r ∘ (W * (s ∘ x)) + p (q * x) + b."""
+    groups = geometry.groups
+    y = _per_channel(r, x) * _convolve(_per_channel(s.repeat(groups), x) * x, weight, None, geometry)
+    if p.shape[1] == 0:
+        return y if bias is None else y + _per_channel(bias, x)
+    # Every group reads its own channels with the same q and writes its own rows of p.
+    pointwise = _pointwise(weight, groups)
+    filters = q.repeat(groups, 1)
+    if q.shape[1] == weight.shape[1]:
+        narrow = _window_sums(_convolve(x, _as_filters(filters, weight), None, pointwise), weight, geometry)
+    else:
+        narrow = _convolve(x, _over_kernel(filters, weight), None, geometry)
+    return y + _convolve(narrow, _as_filters(p, weight), bias, pointwise)
 
 
-def _channel_dots(a: Tensor, b: Tensor) -> Tensor:
-    """Return Σ a b over everything but the channel dimension."""
-    return (a * b).sum((0, *range(2, a.dim())))
+def _over_kernel(matrix: Tensor, weight: Tensor) -> Tensor:
+    """Shape a matrix over (I,) or (I·∏kernel,) columns so that it broadcasts against rows of ``weight``."""
+    _, columns, *kernel = weight.shape
+    width = matrix.shape[1]
+    if width == columns:
+        return _as_filters(matrix, weight)
+    if width == columns * math.prod(kernel):
+        return matrix.view(-1, columns, *kernel)
+    raise SettingError(
+        f"q has {width} columns, but a weight of shape {tuple(weight.shape)} needs {columns} "
+        f"(kernel-mean view) or {columns * math.prod(kernel)} (full-kernel view)."
+    )
+
+
+def _as_filters(matrix: Tensor, weight: Tensor) -> Tensor:
+    """Shape a matrix as the kernel of a 1×1 convolution with as many dimensions as ``weight``."""
+    return matrix.reshape(*matrix.shape, *(1 for _ in weight.shape[2:]))
+
+
+def _per_channel(vector: Tensor, x: Tensor) -> Tensor:
+    """Shape a vector so that it broadcasts along the channels of ``x``."""
+    return vector.view(-1, *(1 for _ in x.shape[2:]))
+
+
+def _channel_sums(x: Tensor) -> Tensor:
+    """Sum over everything but the channels."""
+    return x.sum((0, *range(2, x.dim())))
+
+
+def _pointwise(weight: Tensor, groups: int = 1) -> Geometry:
+    """Return the geometry of a 1×1 convolution with as many dimensions as ``weight``."""
+    ones = tuple(1 for _ in weight.shape[2:])
+    return Geometry(ones, tuple(0 for _ in ones), ones, groups)
+
+
+def _window_sums(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    """Sum every channel over each window that a kernel shaped like ``weight`` sees, padding included.
+
+    A depthwise convolution with ones: on one thread it beats average pooling, which knows no dilation
+    either, in both memory formats.
+    """
+    channels = x.shape[1]
+    ones = x.new_ones(()).expand(channels, 1, *weight.shape[2:])
+    return _convolve(x, ones, None, geometry._replace(groups=channels))
+
+
+def _convolve(x: Tensor, kernel: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    """Convolve in as many dimensions as the kernel has."""
+    return _CONVOLUTIONS[kernel.dim() - 3](x, kernel, bias, *geometry)
+
+
+def _input_gradient(g: Tensor, x: Tensor, kernel: Tensor, geometry: Geometry) -> Tensor:
+    """Return the gradient of x in y = kernel * x.
+
+    The processor's convolutions work on blocks of eight channels, and in channels-last memory a last block
+    that is not full costs more than one filled up with zeros.
+    """
+    channels = kernel.shape[1]
+    missing = -channels % 8
+    if missing and channels < 64 and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+        kernel = functional.pad(kernel, (0, 0, 0, 0, 0, missing))
+        shape = x.new_empty(()).expand(len(x), channels + missing, *x.shape[2:])
+        dx = _convolution_backward(g, shape, kernel, geometry, [True, False, False])[0]
+        return dx[:, :channels].contiguous(memory_format=torch.channels_last)
+    return _convolution_backward(g, x, kernel, geometry, [True, False, False])[0]
+
+
+def _kernel_gradient(g: Tensor, x: Tensor, kernel: Tensor, geometry: Geometry) -> Tensor:
+    """Return the gradient of the kernel, of which only the shape matters, in y = kernel * x."""
+    return _convolution_backward(g, x, kernel, geometry, [False, True, False])[1]
+
+
+def _convolution_backward(
+    g: Tensor, x: Tensor, kernel: Tensor, geometry: Geometry, wanted: list[bool]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the wanted ones of the gradients of x, kernel and bias."""
+    stride, padding, dilation, groups = geometry
+    return torch.ops.aten.convolution_backward(  # type: ignore[no-any-return]
+        g, x, kernel, None, stride, padding, dilation, False, [0] * len(stride), groups, wanted
+    )

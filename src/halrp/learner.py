@@ -20,7 +20,7 @@ from halrp.budget import Fixed
 from halrp.data import Data, Source, prepare, refuse_batch_of_one
 from halrp.decompose import Whitened
 from halrp.delta import Delta
-from halrp.errors import DataError, HeadError, SettingError, TaskError, UnknownTaskError
+from halrp.errors import DataError, HeadError, ModelError, SettingError, TaskError, UnknownTaskError
 from halrp.layers import Factors
 from halrp.method import Halrp
 from halrp.plan import BATCH_NORMS, plan
@@ -66,7 +66,7 @@ class Learner:
         self._plan = plan(model, head)
         self._channels_last = self.recipe.channels_last and any(isinstance(m, nn.Conv2d) for m in model.modules())
         self._base = _frozen(views.clone(model), self._channels_last)
-        self._fingerprint: str | None = self._identify() if base == "given" else None
+        self._fingerprint: str | None = _identify(self._base) if base == "given" else None
         self._tasks: dict[str, Delta] = {}
         self._modules: dict[str | None, nn.Module] = {}
 
@@ -86,6 +86,12 @@ class Learner:
         return sum(parameter.numel() for parameter in self._base.parameters())
 
     @property
+    def base_size(self) -> tuple[int, int]:
+        """The numbers and bytes of the base, buffers and the head it was trained with included."""
+        tensors = [*self._base.parameters(), *self._base.buffers()]
+        return sum(t.numel() for t in tensors), sum(t.numel() * t.element_size() for t in tensors)
+
+    @property
     def device(self) -> torch.device:
         """Where the base lies; tasks follow it."""
         return next(self._base.parameters()).device
@@ -100,7 +106,7 @@ class Learner:
             raise TaskError(f"a task's name must be a non-empty string, got {name!r}")
         if name in self._tasks:
             raise TaskError(f"task {name!r} is already learned and never changes; choose another name")
-        with draws.isolated(self.seed, self._fingerprint, name, device=self.device):
+        with torch.enable_grad(), draws.isolated(self.seed, self._fingerprint, name, device=self.device):
             data, classes = self._prepare(name, "train", train, classes)
             held_out = None if val is None else self._prepare(name, "val", val, classes)[0]
             if any(isinstance(module, BATCH_NORMS) for module in self._base.modules()):
@@ -116,11 +122,12 @@ class Learner:
         others = [p for n, p in net.named_parameters() if n not in adapted and p.requires_grad]
         groups = [Group(weights, l2=self.method.base_l2), Group(others)]
         self._training(name, "base", net, groups, data, self.recipe.epochs).run()
-        # Nothing fails from here on, so a base never exists without its task.
-        self._base = _frozen(net, self._channels_last)
-        self._fingerprint = self._identify()
-        self._tasks[name] = Delta(name, classes, self._fingerprint, {}, {}, {}, {})
-        return self._tasks[name]
+        base = _frozen(net, self._channels_last)
+        fingerprint = _identify(base)
+        delta = Delta(name, classes, fingerprint, {}, {}, {}, {})
+        # Commit last and at once, so that a base never exists without its task.
+        self._base, self._fingerprint, self._tasks = base, fingerprint, {name: delta}
+        return delta
 
     def _learn_delta(self, name: str, data: Data, val: Data | None, classes: int) -> Delta:
         method, recipe = self.method, self.recipe
@@ -213,12 +220,20 @@ class Learner:
             net = views.trainable_copy(self._base, self._plan, classes)
         net = _formatted(net, self._channels_last)
         x, _ = next(iter(data.batches(2, None)))
-        with _evaluating(net), torch.no_grad():
-            shape = tuple(net(x).shape)
-        if shape != (x.shape[0], classes):
+        try:
+            with _evaluating(net), torch.no_grad():
+                logits = net(x)
+        except (RuntimeError, IndexError) as error:
+            raise ModelError(
+                f"{name}: with a head of {classes} classes at {self.head!r} the model fails on inputs of shape "
+                f"{tuple(x.shape)} and type {x.dtype} ({error}); check the inputs, and that {self.head!r} is the "
+                "layer that makes the logits"
+            ) from error
+        got = f"outputs of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+        if not isinstance(logits, Tensor) or logits.shape != (x.shape[0], classes):
             raise HeadError(
-                f"{name}: with a head of {classes} classes at {self.head!r} the model gives outputs of shape {shape}, "
-                f"not {(x.shape[0], classes)}; name the layer that makes the logits with Learner(..., head=...)"
+                f"{name}: with a head of {classes} classes at {self.head!r} the model gives {got}, not a tensor of "
+                f"shape {(x.shape[0], classes)}; name the layer that makes the logits with Learner(..., head=...)"
             )
         return net
 
@@ -244,10 +259,10 @@ class Learner:
         return owned | self._changed_buffers(net)
 
     def _changed_buffers(self, net: nn.Module) -> dict[str, Tensor]:
-        old = dict(self._base.named_buffers())
+        old = dict(self._base.named_buffers(remove_duplicate=False))
         return {
             n: b.detach().clone()
-            for n, b in net.named_buffers()
+            for n, b in net.named_buffers(remove_duplicate=False)
             if n in old and (b.shape != old[n].shape or not torch.equal(b, old[n]))
         }
 
@@ -263,7 +278,7 @@ class Learner:
             return nn.Parameter(tensor.clone()) if tensor.is_floating_point() else tensor.clone()
 
         factors = {n: f.map(parameter) for n, f in start.factors.items()}
-        buffers = dict(self._base.named_buffers())
+        buffers = dict(self._base.named_buffers(remove_duplicate=False))
         own = {n: t.clone() if n in buffers else parameter(t) for n, t in {**owned, **start.owned}.items()}
         net = views.task_view(self._base, self._plan, factors, own, classes, private_buffers=True)
         method = self.method
@@ -297,7 +312,7 @@ class Learner:
         newest = next(reversed(tasks))
         if isinstance(self.method.compress, Keep):
             return tasks
-        later = {n: d for n, d in tasks.items() if d.factors}
+        later = {n: d for n, d in tasks.items() if d.owned}
         increment = sum(delta.paper_count(dense=True) for delta in later.values()) / self.base_parameters
         before = {n: {layer: (f.p, f.q) for layer, f in d.factors.items()} for n, d in later.items()}
         after = self.method.compress(before, increment, newest)
@@ -326,9 +341,6 @@ class Learner:
         if self._fingerprint is None:
             raise UnknownTaskError("there is no base yet: learn a first task, or use Learner(..., base='given')")
 
-    def _identify(self) -> str:
-        return draws.fingerprint(self._base.state_dict())
-
 
 class _Run(NamedTuple):
     """A fine-tuning in progress: the network, and the tensors in it that belong to the task."""
@@ -351,13 +363,20 @@ def _parameters(tensors: Iterator[Tensor]) -> list[nn.Parameter]:
 
 
 def _frozen(net: nn.Module, channels_last: bool) -> nn.Module:
+    net.zero_grad(set_to_none=True)
     return _formatted(net, channels_last).requires_grad_(False).eval()
 
 
 def _formatted(net: nn.Module, channels_last: bool) -> nn.Module:
     if channels_last:
-        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        for tensor in (*net.parameters(), *net.buffers()):
+            if tensor.dim() == 4:
+                tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
     return net
+
+
+def _identify(base: nn.Module) -> str:
+    return draws.fingerprint(dict(base.named_parameters()) | dict(base.named_buffers()))
 
 
 @contextmanager

@@ -76,7 +76,7 @@ class Halrp:
         return Halrp(
             allocate=LossRate(rate),
             importance=GradientNorm(),
-            compress=Prune(scope="all", growth=growth, bound=False, committed=True),
+            compress=Prune(scope="all", growth=growth, bound=False, wait=True, committed=True),
             l1=l1,
             l2=2 * l2,
         )

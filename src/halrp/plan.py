@@ -74,6 +74,9 @@ def plan(model: nn.Module, head: str | None = None) -> Plan:
     """Decide the treatment of every parameter of a model, or refuse the model by naming what is wrong."""
     if isinstance(model, torch.jit.ScriptModule):
         raise ModelError("a scripted model cannot be adapted; pass the nn.Module it was scripted from")
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise ModelError(f"{name}: the parameter is not initialised yet; run one batch through the model first")
     head = find_head(model, head)
     places: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -96,8 +99,6 @@ def _treat(
     name: str, parameter: Tensor, places: tuple[str, ...], owners: Mapping[str, nn.Module], head: str
 ) -> Treatment:
     owner, leaf = _owner(name, owners)
-    if is_lazy(parameter):
-        raise ModelError(f"{name}: the parameter is not initialised yet; run one batch through the model first")
     shape = tuple(parameter.shape)
 
     def as_(kind: Literal["adapted", "owned", "shared"], role: Role, reason: str, by_rule: bool = False) -> Treatment:
@@ -116,6 +117,8 @@ def _treat(
         raise ModelError(f"{name}: parameters of type {parameter.dtype} are not supported; freeze it or convert it")
     if isinstance(owner, (nn.Embedding, nn.EmbeddingBag)) and owner.max_norm is not None:
         raise ModelError(f"{name}: an embedding with max_norm rewrites its weight in every forward pass; unset it")
+    if isinstance(owner, (nn.Embedding, nn.EmbeddingBag)) and owner.sparse:
+        raise ModelError(f"{name}: Adam cannot train an embedding with sparse gradients; build it with sparse=False")
     if isinstance(owner, NORMS):
         return as_("owned", "norm", f"parameter of {type(owner).__name__}")
     if parameter.dim() < 2:
@@ -127,7 +130,7 @@ def _treat(
     rows, columns = shape[0], shape[1]
     if 2 * (rows + columns) >= parameter.numel():
         return as_("owned", "weight", "so small that a delta of rank 1 would cost as much")
-    distinct = {id(_owner(place, owners)[0]) for place in places}
+    distinct = {(id(holder), attribute) for holder, attribute in (_owner(place, owners) for place in places)}
     if leaf == "weight" and rule_for(owner) is not None and len(distinct) == 1:
         return as_("adapted", "weight", f"rule for {type(owner).__name__}", by_rule=True)
     tied = f", tied: {' = '.join(places)}" if len(distinct) > 1 else ""
@@ -143,7 +146,7 @@ def _refuse_overlaps(model: nn.Module) -> None:
     """Refuse distinct parameters that lie in the same memory: training one would silently change the other."""
     spans: list[tuple[int, int, str]] = []
     for name, parameter in model.named_parameters():
-        if not is_lazy(parameter) and parameter.numel() and parameter.device.type != "meta":
+        if parameter.numel() and parameter.device.type != "meta":
             start = parameter.data_ptr()
             extent = 1 + sum((n - 1) * s for n, s in zip(parameter.shape, parameter.stride(), strict=True))
             spans.append((start, start + extent * parameter.element_size(), name))
@@ -157,11 +160,16 @@ def _refuse_overlaps(model: nn.Module) -> None:
 
 
 def find_head(model: nn.Module, name: str | None = None) -> str:
-    """The name of the classifier head: the one given, if it can serve, or else the last layer of the model."""
+    """The name of the classifier head: the one given, if it can serve, or else the last layer of the model.
+
+    A head that the model holds under several names is called by the first.
+    """
     modules = {path: module for path, module in model.named_modules() if path}
     candidates = [path for path, module in modules.items() if isinstance(module, nn.Linear)]
     advice = f"layers that could serve: {', '.join(candidates) or 'none'}"
     if name is not None:
+        named = dict(model.named_modules(remove_duplicate=False)).get(name)
+        name = next((path for path, module in modules.items() if module is named), name)
         if name not in modules:
             raise HeadError(f"the model has no module named {name!r} to be its head; {advice}")
         if type(modules[name]) not in HEADS or getattr(modules[name], "groups", 1) != 1:

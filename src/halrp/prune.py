@@ -53,6 +53,8 @@ class Prune:
     """Over which entries a percentile is taken: one layer of one task, one task, or all tasks together."""
     bound: bool = True
     """Whether to prune only as much as γ asks for (`rate`), and not at all below it."""
+    wait: bool = False
+    """Whether nothing is pruned before growth reaches γ, also when not `bound`: the condition in Algorithm 1."""
     committed: bool = False
     """Whether committed tasks are pruned again; False never touches any task but the newest."""
 
@@ -87,13 +89,13 @@ def prune(tasks: Mapping[str, Factors], rule: Prune, increment: float, newest: s
     `tasks` maps task → layer → (p, q); `increment` is the growth of the stream before pruning. The result has the same
     structure. Inputs are not modified, and a task or tensor in which nothing changes is returned as the same object.
 
-    If the rule is bound and increment < γ nothing is pruned, by an absolute threshold neither. The scope says which
-    entries a percentile is taken over; `committed` says which tasks are changed. With scope "all" and committed tasks
-    kept, their entries still count in the pool.
+    If the rule is bound or waits, and increment < γ, nothing is pruned, by an absolute threshold neither. The scope
+    says which entries a percentile is taken over; `committed` says which tasks are changed. With scope "all" and
+    committed tasks kept, their entries still count in the pool.
     """
     if newest not in tasks:
         raise UnknownTaskError(f"newest task is {newest!r}; it must be one of {', '.join(map(repr, tasks))}")
-    if rule.bound and increment < rule.growth:
+    if (rule.bound or rule.wait) and increment < rule.growth:
         return dict(tasks)
     share = rate(increment, rule.growth, rule.bound)
     touched = [name for name in tasks if rule.committed or name == newest]

@@ -22,7 +22,7 @@ import torch.nn.functional as F  # noqa: N812  (torch's own convention)
 from torch import Tensor, nn
 
 from halrp import draws
-from halrp.data import Data
+from halrp.data import Data, Loaded
 from halrp.errors import DivergedError, SettingError
 
 
@@ -54,22 +54,24 @@ class Recipe:
 
     def __post_init__(self) -> None:
         """Refuse values that no training could use."""
-        for name, value, good in (
-            ("epochs", self.epochs, self.epochs >= 1),
-            ("batch", self.batch, self.batch >= 1),
-            ("lr", self.lr, self.lr > 0 and math.isfinite(self.lr)),
-            ("decay", self.decay, 0 < self.decay <= 1),
-            ("gradient_scale", self.gradient_scale, self.gradient_scale > 0),
+        passes = self.decay_examples
+        for name, good, remedy in (
+            ("epochs", isinstance(self.epochs, int) and self.epochs >= 1, "a whole number of at least 1"),
+            ("batch", isinstance(self.batch, int) and self.batch >= 1, "a whole number of at least 1"),
+            ("lr", 0 < self.lr < math.inf, "a finite number above 0, such as 1e-3"),
+            ("decay", 0 < self.decay <= 1, "a factor in (0, 1], such as 0.95"),
+            ("decay_examples", passes is None or 0 < passes < math.inf, "a number above 0, or None for the task's own"),
+            ("gradient_scale", 0 < self.gradient_scale < math.inf, "a finite number above 0; 1 changes nothing"),
         ):
             if not good:
-                raise SettingError(f"Recipe({name}={value!r}) is out of range; see help(Recipe.{name})")
+                raise SettingError(f"Recipe({name}={getattr(self, name)!r}) is out of range; give {remedy}")
         if self.schedule not in ("exponential", "cosine", "constant"):
             raise SettingError(
                 f"Recipe(schedule={self.schedule!r}) is unknown; choose 'exponential', 'cosine' or 'constant'"
             )
 
-    def rate(self, step: int, steps: int, batch: int, examples: int) -> float:
-        """The learning rate of a step out of `steps`, for a task of so many examples."""
+    def rate(self, step: int, steps: int, batch: float, examples: int) -> float:
+        """The learning rate of a step out of `steps`, each over a batch of a task of so many examples."""
         if self.schedule == "constant":
             return self.lr
         if self.schedule == "cosine":
@@ -143,6 +145,9 @@ class Training:
         self._names, self._notify, self._loss = names, notify, loss
         self._groups = [group for group in groups if group.parameters]
         self._device = self._groups[0].parameters[0].device
+        # A loader has its own batch size, and no batch is larger than the task.
+        own = data.examples / data.steps(recipe.batch) if isinstance(data, Loaded) else recipe.batch
+        self._batch = min(own, data.examples)
         scale = recipe.gradient_scale
         self._optimiser = torch.optim.Adam(
             [{"params": list(g.parameters), "weight_decay": g.l2 * scale} for g in self._groups],
@@ -189,7 +194,7 @@ class Training:
 
     def _one_step(self, x: Tensor, y: Tensor, steps: int) -> Tensor:
         recipe = self.recipe
-        rate = recipe.rate(self._step, steps * self.epochs, recipe.batch, self.data.examples)
+        rate = recipe.rate(self._step, steps * self.epochs, self._batch, self.data.examples)
         for group in self._optimiser.param_groups:
             group["lr"] = rate
         with autocast(recipe.autocast, self._device):

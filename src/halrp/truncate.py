@@ -76,10 +76,11 @@ def _affordable(method: Halrp, base: Mapping[str, Tensor], view: str, base_numbe
     if not isinstance(method.allocate, Budget):
         return {}
     most = {}
+    limit = method.allocate.limit(base_numbers)
     for name, weight in base.items():
-        limit, unit = method.allocate.limit(base_numbers, weight.element_size())
         matrix = decompose.matrix(weight, view)
-        most[name] = min(*matrix.shape, max(1, limit // (unit * sum(matrix.shape))))
+        component = method.allocate.unit(weight.element_size()) * sum(matrix.shape)
+        most[name] = min(*matrix.shape, max(1, limit // component))
     return most
 
 
@@ -100,26 +101,36 @@ def _take_apart(
     u, sigma, v = method.decompose(matrix, curvature, limit)
     kernel = residual.numel() // matrix.numel()
     repeats = kernel if method.importance.counts_kernel else 1
-    # the squared whitened spectrum is the predicted loss itself
-    scores = sigma.square() if curvature is not None else importance * repeats * sigma.square()
-    left_out = residual.square().sum() - kernel * matrix.square().sum()
-    left_out = left_out + kernel * (matrix.square().sum() - sigma.square().sum()) if curvature is None else left_out
+    if curvature is None:
+        scores = importance * repeats * sigma.square()
+        rest = importance * (residual.square().sum() - kernel * sigma.square().sum()).clamp(min=0)
+    else:  # the squared whitened spectrum is the predicted loss itself; what the view left out has a scalar one
+        scores = sigma.square()
+        left_out = residual.square().sum() - kernel * matrix.square().sum()
+        tail = _cost(matrix, curvature, method) - scores.sum()
+        rest = importance * left_out.clamp(min=0) + tail.clamp(min=0)
     offer = Offer(
         scores=scores,
         component=sum(matrix.shape),
         scales=r.numel() + s.numel(),
         weight=base.numel(),
-        rest=importance * left_out.clamp(min=0),
-        may_own=view == "full" or base.dim() == 2,
+        rest=rest,
+        may_own=kernel == 1,  # a kernel's mean keeps to the form of the view
+        element_size=base.element_size(),
     )
     return _Layer(r, s, residual, matrix, u, sigma, v, offer)
 
 
+def _cost(matrix: Tensor, curvature: Curvature, method: Halrp) -> Tensor:
+    """The predicted loss of dropping a whole matrix B, tr(G B A Bᵀ), with the moments damped as for its spectrum."""
+    damping = method.decompose.damping if isinstance(method.decompose, decompose.Whitened) else 0.0
+    A, G = (decompose.damped(moment, damping) for moment in curvature)
+    return ((G @ matrix @ A) * matrix).sum()
+
+
 def _allocate(layers: Mapping[str, _Layer], method: Halrp, fixed: Sequence[Fixed], base_numbers: int) -> Allocation:
     if isinstance(method.allocate, Budget):
-        size = next(iter(layers.values())).residual.element_size()
-        offers = {name: layer.offer for name, layer in layers.items()}
-        return method.allocate.allocate(offers, fixed, base_numbers, size)
+        return method.allocate.allocate({name: layer.offer for name, layer in layers.items()}, fixed, base_numbers)
     return Allocation(method.allocate({name: layer.offer.scores for name, layer in layers.items()}))
 
 
@@ -137,4 +148,4 @@ def _factors(layer: _Layer, rank: int, method: Halrp, generator: torch.Generator
 def _bought(layer: _Layer, importance: Tensor, rank: int | None) -> Bought:
     total = float(layer.offer.scores.sum() + layer.offer.rest)
     kept = total if rank is None else float(layer.offer.scores[:rank].sum())
-    return Bought(float(importance), total, kept / total if total > 0 else 1.0)
+    return Bought(float(importance), total, min(1.0, kept / total) if total > 0 else 1.0)

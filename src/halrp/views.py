@@ -20,9 +20,15 @@ from halrp.plan import Plan
 
 
 def clone(model: nn.Module, share: Mapping[int, Tensor] | None = None) -> nn.Module:
-    """Copy a model; tensors whose id is in `share` are used as they are."""
+    """Copy a model; tensors whose id is in `share` are used as they are.
+
+    Tensors that a forward pass left in attributes (kept activations, attention maps) belong to a graph that cannot be
+    copied; the copy has their values.
+    """
+    kept = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+    memo: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in kept if not tensor.is_leaf}
     try:
-        return copy.deepcopy(model, dict[int, Any](share or {}))
+        return copy.deepcopy(model, memo | dict(share or {}))
     except Exception as error:
         raise ModelError(
             f"the model cannot be copied ({type(error).__name__}: {error}); it must support copy.deepcopy"
@@ -63,13 +69,16 @@ def task_view(
     """
     net = shared_copy(base)
     if private_buffers:
-        for name, buffer in list(net.named_buffers()):
-            set_tensor(net, name, buffer.clone())
+        copies: dict[int, Tensor] = {}
+        for name, buffer in list(net.named_buffers(remove_duplicate=False)):
+            set_tensor(net, name, copies.setdefault(id(buffer), buffer.clone()))
     if classes is not None:
         fresh = new_head(base.get_submodule(plan.head), classes, torch.device("meta"))
         replace_module(net, plan.head, fresh)
     for name, tensor in owned.items():
         treatment = plan.treatments.get(name)
+        if treatment is not None and not isinstance(tensor, nn.Parameter):
+            tensor = nn.Parameter(tensor, requires_grad=False)  # one object, so that tied places stay tied
         for place in treatment.places if treatment is not None else (name,):
             set_tensor(net, place, tensor)
     for name, part in factors.items():
@@ -78,12 +87,12 @@ def task_view(
             adapt(net.get_submodule(name.rpartition(".")[0]), part)
             continue
         merged = Merged(part)
-        seen: set[int] = set()
+        seen: set[tuple[int, str]] = set()
         for place in treatment.places:
             path, _, leaf = place.rpartition(".")
             layer = net.get_submodule(path)
-            if id(layer) not in seen:
-                seen.add(id(layer))
+            if (id(layer), leaf) not in seen:
+                seen.add((id(layer), leaf))
                 adapt_merged(layer, leaf, merged)
     return net.eval()
 
@@ -101,7 +110,7 @@ def replace_module(net: nn.Module, path: str, module: nn.Module) -> None:
     """Put a module in the place of another, wherever the tree holds it."""
     old = net.get_submodule(path)
     for parent in list(net.modules()):
-        for name, child in list(parent.named_children()):
+        for name, child in list(parent._modules.items()):
             if child is old:
                 setattr(parent, name, module)
 
