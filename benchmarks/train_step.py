@@ -1,10 +1,11 @@
 """What a training step of a delta costs, as a ratio to a step that trains the whole network.
 
 One process, one thread, one LeNet on 3×32×32 images: forward, backward and optimiser step. The variants take
-turns step by step in a rotating order, so that a busy machine slows all of them alike, and every round gives
-one ratio per variant; the table shows the median and the quartiles over the rounds.
+turns in small blocks of steps and in a rotating order, so that a busy machine slows all of them alike, and
+time is the process's own. Every round gives one ratio per variant; the table shows the median and the
+quartiles over the rounds.
 
-    python -m benchmarks.train_step [--rounds 60] [--batch 128] [--json FILE]
+    python -m benchmarks.train_step [--rounds 20] [--block 4] [--batch 128] [--json FILE]
 """
 
 import argparse
@@ -22,16 +23,17 @@ from torch.nn import functional
 from halrp import kernels
 
 Step = Callable[[], None]
-Layer = Callable[[nn.Conv2d | nn.Linear, str], nn.Module]
 
 
 class AdaptedConv(nn.Module):
     """A convolution of a task: frozen base weight, trained r, s, p, q and bias."""
 
+    weight: Tensor
+
     def __init__(self, base: nn.Conv2d, rank: int, full_kernel: bool) -> None:
         super().__init__()
         self.register_buffer("weight", base.weight.detach())
-        rows, columns, *kernel = base.weight.shape
+        rows, columns = base.weight.shape[:2]
         width = base.weight[0].numel() if full_kernel else columns
         self.r, self.s = nn.Parameter(torch.ones(rows)), nn.Parameter(torch.ones(columns))
         self.p = nn.Parameter(0.05 * torch.randn(rows, rank))
@@ -40,13 +42,14 @@ class AdaptedConv(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve with stride 1 and padding 2."""
-        return kernels.conv(
-            x, self.weight, self.bias, self.r, self.s, self.p, self.q, (1, 1), (2, 2), (1, 1)
-        )
+        factors = self.r, self.s, self.p, self.q
+        return kernels.conv(x, self.weight, self.bias, *factors, stride=(1, 1), padding=(2, 2), dilation=(1, 1))
 
 
 class AdaptedLinear(nn.Module):
     """A linear layer of a task: frozen base weight, trained r, s, p, q and bias."""
+
+    weight: Tensor
 
     def __init__(self, base: nn.Linear, rank: int) -> None:
         super().__init__()
@@ -83,8 +86,10 @@ VARIANTS = (
 
 def lenet(variant: Variant) -> nn.Sequential:
     """Build LeNet with the layers the variant asks for."""
+
     def conv(columns: int, rows: int, rank: int | None) -> nn.Module:
-        base = nn.Conv2d(columns, rows, 5, padding=2).to(memory_format=torch.channels_last)
+        base = nn.Conv2d(columns, rows, 5, padding=2)
+        base.weight.data = base.weight.data.contiguous(memory_format=torch.channels_last)
         return base if rank is None else AdaptedConv(base, rank, variant.full_kernel)
 
     def linear(columns: int, rows: int, rank: int | None) -> nn.Module:
@@ -168,18 +173,18 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    import os
-    if os.environ.get("KEEP"):
-        import ctypes
-        libc = ctypes.CDLL(None)
-        print(libc.mallopt(-1, 2**31-1), libc.mallopt(-3, 32 * 2**20))
     rows = summarise(measure(VARIANTS, arguments.batch, arguments.rounds, arguments.block))
     print(f"{'variant':<28}{'ms':>8}{'ratio':>8}  quartiles")
     for row in rows:
         print(f"{row.name:<28}{row.milliseconds:8.1f}{row.ratio:8.3f}  {row.lower:.3f} – {row.upper:.3f}")
     if arguments.json:
-        record = {"torch": torch.__version__, "batch": arguments.batch, "rounds": arguments.rounds,
-                  "rows": [asdict(row) for row in rows]}
+        record = {
+            "torch": torch.__version__,
+            "batch": arguments.batch,
+            "rounds": arguments.rounds,
+            "block": arguments.block,
+            "rows": [asdict(row) for row in rows],
+        }
         arguments.json.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -173,12 +173,6 @@ def test_without_a_bound_two_hundredths_of_the_base_hold() -> None:
     assert Budget(growth=0.1).limit(999) == 99
 
 
-def test_bytes_may_be_given_as_a_float() -> None:
-    allocation = Budget(bytes=2e2).allocate({"w": offer([3.0, 2.0, 1.0], weight=1000)}, [], 0)  # type: ignore[arg-type]
-    assert allocation.ranks == {"w": 3}
-    assert all(isinstance(rank, int) for rank in allocation.ranks.values())
-
-
 def test_weights_of_different_types_pay_their_own_bytes() -> None:
     offers = {
         "half": offer([3.0, 2.0, 1.0], element_size=2, may_own=False),

@@ -39,7 +39,7 @@ def lenet_delta() -> Delta:
         task="second",
         classes=10,
         base="fingerprint",
-        factors={n: factors(*t.shape[:2], RANKS[n]) for n, t in adapted.items()},
+        factors={n: factors(t.shape[0], t.shape[1], RANKS[n]) for n, t in adapted.items()},
         owned=owned,
         roles={n: layout.role(n) for n in owned},
         bought={n: Bought(1.0, 2.0, 0.5) for n in adapted},
@@ -49,7 +49,7 @@ def lenet_delta() -> Delta:
 
 def small(p: Tensor, q: Tensor, owned: Mapping[str, Tensor] | None = None) -> Delta:
     layer = Factors(torch.ones(len(p), dtype=p.dtype), torch.ones(q.shape[1], dtype=p.dtype), p, q)
-    return Delta("t", 2, "f", {"w": layer}, owned or {}, {n: "other" for n in owned or {}}, {})
+    return Delta("t", 2, "f", {"w": layer}, owned or {}, dict.fromkeys(owned or {}, "other"), {})
 
 
 def test_the_base_of_the_published_runs_has_2_995_620_parameters() -> None:

@@ -88,9 +88,14 @@ def test_an_isolated_block_depends_on_its_parts_alone_and_puts_the_state_back() 
 
 def test_an_isolated_block_puts_the_state_back_when_it_fails() -> None:
     before = torch.get_rng_state()
-    with pytest.raises(RuntimeError, match="stop"), draws.isolated(0, device=CPU):
-        torch.rand(3)
-        raise RuntimeError("stop")
+
+    def draw_and_fail() -> None:
+        with draws.isolated(0, device=CPU):
+            torch.rand(3)
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        draw_and_fail()
     assert torch.equal(torch.get_rng_state(), before)
 
 

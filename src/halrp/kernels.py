@@ -59,9 +59,12 @@ def merge(weight: Tensor, r: Tensor, s: Tensor, p: Tensor, q: Tensor) -> Tensor:
 
     It is built in the precision of the factors also under autocast, so that a small residual survives.
     """
-    with torch.autocast(weight.device.type, enabled=False):
-        scales = _over_kernel(torch.outer(r, s), weight)
-        return torch.addcmul(_over_kernel(p @ q, weight), weight, scales)
+    device = weight.device.type
+    if torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):
+            return merge(weight, r, s, p, q)
+    scales = _over_kernel(torch.outer(r, s), weight)
+    return torch.addcmul(_over_kernel(p @ q, weight), weight, scales)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, r: Tensor, s: Tensor, p: Tensor, q: Tensor) -> Tensor:
@@ -165,7 +168,8 @@ class _AnalyticConv(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, b, r, s, p and q."""
-        dx, dr, ds, dp, dq = _euler_gradients(g, *ctx.saved_tensors, ctx.geometry)
+        x, weight, r, s, p, q, kernel, y = ctx.saved_tensors
+        dx, dr, ds, dp, dq = _euler_gradients(g, x, weight, r, s, p, q, kernel, y, ctx.geometry)
         db = _channel_sums(g) if ctx.needs_input_grad[2] else None
         return dx, None, db, dr, ds, dp, dq, None
 
@@ -185,25 +189,28 @@ def _euler_gradients(
     """Return dx, dr, ds, dp and dq; dr and ds by Euler's identity."""
     dx = _input_gradient(g, x, kernel, geometry)
     dp, dq = _factor_gradients(g, x, weight, p, q, geometry)
-    dr = (_channel_sums(g * y) - (p * dp).sum(1)) / r
-    ds = (_channel_sums(x * dx) - (q * dq).sum(0).view(len(s), -1).sum(1)) / s
-    base = weight * _over_kernel(torch.outer(r, s), weight)
-    rows = _vanishing(base, kernel, 0)
+    dr = (_channel_dots(g, y) - (p * dp).sum(1)) / r
+    ds = (_channel_dots(x, dx) - (q * dq).sum(0).view(len(s), -1).sum(1)) / s
+    base, whole = _energy(weight) * torch.outer(r, s).square(), _energy(kernel)
+    rows = _vanishing(base.sum(1), whole.sum(1))
     if len(rows):
         gradient = _kernel_gradient(g.index_select(1, rows), x, weight[rows], geometry)
         dr[rows] = (gradient * weight[rows]).flatten(2).sum(2) @ s
-    columns = _vanishing(base, kernel, 1)
+    columns = _vanishing(base.sum(0), whole.sum(0))
     if len(columns):
         gradient = _kernel_gradient(g, x.index_select(1, columns), weight[:, columns], geometry)
         ds[columns] = r @ (gradient * weight[:, columns]).flatten(2).sum(2)
     return dx, dr, ds, dp, dq
 
 
-def _vanishing(base: Tensor, kernel: Tensor, dimension: int) -> Tensor:
-    """Return the rows (dimension 0) or columns (1) of W_t to which the base contributes almost nothing."""
-    others = [d for d in range(kernel.dim()) if d != dimension]
-    share = base.square().sum(others)
-    sound = (share > 0) & (share >= _LEAST_SHARE**2 * kernel.square().sum(others))
+def _energy(kernel: Tensor) -> Tensor:
+    """Return the squares of a kernel, summed over its positions: (J, I)."""
+    return kernel.square().flatten(2).sum(2)
+
+
+def _vanishing(base: Tensor, whole: Tensor) -> Tensor:
+    """Return the rows or columns whose energy hardly comes from the base, from the energies of both."""
+    sound = (base > 0) & (base >= _LEAST_SHARE**2 * whole)
     return (~sound).nonzero().squeeze(1)
 
 
@@ -282,6 +289,17 @@ def _per_channel(vector: Tensor, x: Tensor) -> Tensor:
 def _channel_sums(x: Tensor) -> Tensor:
     """Sum over everything but the channels."""
     return x.sum((0, *range(2, x.dim())))
+
+
+def _channel_dots(a: Tensor, b: Tensor) -> Tensor:
+    """Return Σ a b over everything but the channels.
+
+    The batch goes in slices whose product stays in the cache: a product as large as the activations would
+    cost more in fresh memory than in arithmetic.
+    """
+    slices = math.ceil(a.numel() / 2**18) or 1
+    pairs = zip(a.chunk(slices), b.chunk(slices), strict=True)
+    return torch.stack([_channel_sums(u * v) for u, v in pairs]).sum(0)
 
 
 def _pointwise(weight: Tensor, groups: int = 1) -> Geometry:

@@ -220,6 +220,7 @@ class Learner:
             net = views.trainable_copy(self._base, self._plan, classes)
         net = _formatted(net, self._channels_last)
         x, _ = next(iter(data.batches(2, None)))
+        buffers = [(n, b, b._version) for n, b in net.named_buffers()]
         try:
             with _evaluating(net), torch.no_grad():
                 logits = net(x)
@@ -229,6 +230,12 @@ class Learner:
                 f"{tuple(x.shape)} and type {x.dtype} ({error}); check the inputs, and that {self.head!r} is the "
                 "layer that makes the logits"
             ) from error
+        written = [n for n, b, version in buffers if b._version != version]
+        if written:
+            raise ModelError(
+                f"{', '.join(written)}: the model writes to this buffer in evaluation mode, so using one task would "
+                "change the others; write to it only if self.training"
+            )
         got = f"outputs of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
         if not isinstance(logits, Tensor) or logits.shape != (x.shape[0], classes):
             raise HeadError(
@@ -259,10 +266,10 @@ class Learner:
         return owned | self._changed_buffers(net)
 
     def _changed_buffers(self, net: nn.Module) -> dict[str, Tensor]:
-        old = dict(self._base.named_buffers(remove_duplicate=False))
+        old = dict(self._base.named_buffers())
         return {
             n: b.detach().clone()
-            for n, b in net.named_buffers(remove_duplicate=False)
+            for n, b in net.named_buffers()
             if n in old and (b.shape != old[n].shape or not torch.equal(b, old[n]))
         }
 
@@ -278,7 +285,7 @@ class Learner:
             return nn.Parameter(tensor.clone()) if tensor.is_floating_point() else tensor.clone()
 
         factors = {n: f.map(parameter) for n, f in start.factors.items()}
-        buffers = dict(self._base.named_buffers(remove_duplicate=False))
+        buffers = dict(self._base.named_buffers())
         own = {n: t.clone() if n in buffers else parameter(t) for n, t in {**owned, **start.owned}.items()}
         net = views.task_view(self._base, self._plan, factors, own, classes, private_buffers=True)
         method = self.method

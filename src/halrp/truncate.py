@@ -37,7 +37,6 @@ class _Layer(NamedTuple):
 
     r: Tensor
     s: Tensor
-    residual: Tensor
     matrix: Tensor
     u: Tensor
     sigma: Tensor
@@ -75,8 +74,7 @@ def _affordable(method: Halrp, base: Mapping[str, Tensor], view: str, base_numbe
     """The most components of each weight that a budget could pay for, so that large spectra need not be complete."""
     if not isinstance(method.allocate, Budget):
         return {}
-    most = {}
-    limit = method.allocate.limit(base_numbers)
+    limit, most = method.allocate.limit(base_numbers), {}
     for name, weight in base.items():
         matrix = decompose.matrix(weight, view)
         component = method.allocate.unit(weight.element_size()) * sum(matrix.shape)
@@ -96,8 +94,8 @@ def _take_apart(
     r, s = method.scales(free, base)
     residual = free - scaled(base, r, s)
     matrix = decompose.matrix(residual, view)
-    if curvature is not None:
-        curvature = curvature.for_view(view, matrix.shape[1])
+    whitens = isinstance(method.decompose, decompose.Whitened)
+    curvature = curvature.for_view(view, matrix.shape[1]) if curvature is not None and whitens else None
     u, sigma, v = method.decompose(matrix, curvature, limit)
     kernel = residual.numel() // matrix.numel()
     repeats = kernel if method.importance.counts_kernel else 1
@@ -118,7 +116,7 @@ def _take_apart(
         may_own=kernel == 1,  # a kernel's mean keeps to the form of the view
         element_size=base.element_size(),
     )
-    return _Layer(r, s, residual, matrix, u, sigma, v, offer)
+    return _Layer(r, s, matrix, u, sigma, v, offer)
 
 
 def _cost(matrix: Tensor, curvature: Curvature, method: Halrp) -> Tensor:

@@ -75,11 +75,12 @@ def task_view(
     if classes is not None:
         fresh = new_head(base.get_submodule(plan.head), classes, torch.device("meta"))
         replace_module(net, plan.head, fresh)
+    held = _buffer_places(base)
     for name, tensor in owned.items():
         treatment = plan.treatments.get(name)
         if treatment is not None and not isinstance(tensor, nn.Parameter):
             tensor = nn.Parameter(tensor, requires_grad=False)  # one object, so that tied places stay tied
-        for place in treatment.places if treatment is not None else (name,):
+        for place in treatment.places if treatment is not None else held.get(name, (name,)):
             set_tensor(net, place, tensor)
     for name, part in factors.items():
         treatment = plan.treatments[name]
@@ -104,6 +105,14 @@ def merged_copy(
     weights = dict(base.named_parameters())
     merged = {name: part.merged(weights[name].detach()) for name, part in factors.items()}
     return clone(task_view(base, plan, {}, {**owned, **merged}, classes)).eval()
+
+
+def _buffer_places(net: nn.Module) -> dict[str, list[str]]:
+    """Every name under which a model holds a buffer, by the first."""
+    places: dict[int, list[str]] = {}
+    for name, buffer in net.named_buffers(remove_duplicate=False):
+        places.setdefault(id(buffer), []).append(name)
+    return {names[0]: names for names in places.values()}
 
 
 def replace_module(net: nn.Module, path: str, module: nn.Module) -> None:

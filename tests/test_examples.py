@@ -1,0 +1,96 @@
+"""The examples run, and the one that spells the method out agrees with the library, piece by piece, in float64."""
+
+import re
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from halrp import MeanSquare, allocate, decompose, scales
+from halrp.data import InMemory
+from halrp.layers import Factors, adapt
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+EXACT: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-13}
+
+
+@pytest.fixture(scope="module")
+def minimal() -> dict[str, Any]:
+    """The names of `examples/minimal.py`, without running its main part."""
+    return runpy.run_path(str(EXAMPLES / "minimal.py"))
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_minimal_runs_and_keeps_the_first_task(capsys: pytest.CaptureFixture[str]) -> None:
+    state = torch.get_rng_state()
+    runpy.run_path(str(EXAMPLES / "minimal.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert "first task's logits unchanged: True" in printed
+    _, delta, head, whole = (float(share) for share in re.findall(r"([\d.]+)%", printed))
+    # Measured: 87.2 with the delta, 68.5 with a head alone, 86.0 with all weights free.
+    assert delta > head + 10
+    assert delta > whole - 5
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_minimal_imports_nothing_of_the_library() -> None:
+    assert "import halrp" not in (EXAMPLES / "minimal.py").read_text()
+    assert "from halrp" not in (EXAMPLES / "minimal.py").read_text()
+
+
+def test_minimals_scales_are_the_librarys(minimal: dict[str, Any]) -> None:
+    base = drawn(9, 7)
+    free = base + 0.3 * drawn(9, 7, seed=1)
+    for found, expected in zip(minimal["fit_scales"](free, base), scales.fit(free, base), strict=True):
+        torch.testing.assert_close(found, expected, **EXACT)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 4, 7])
+def test_minimals_truncation_is_the_librarys(minimal: dict[str, Any], rank: int) -> None:
+    residual = drawn(9, 7)
+    P, Q = minimal["truncate"](residual, rank)
+    p, q = decompose.factors(*decompose.plain(residual), rank)
+    torch.testing.assert_close(P @ Q, p @ q, **EXACT)
+    # Each pair of vectors is fixed up to a common sign.
+    torch.testing.assert_close(P.abs(), p.abs(), **EXACT)
+    torch.testing.assert_close(Q.abs(), q.abs(), **EXACT)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9, 0.99])
+def test_minimals_ranks_are_the_librarys(minimal: dict[str, Any], rate: float) -> None:
+    spectra = {name: drawn(8, seed=seed).abs().sort(descending=True).values for seed, name in enumerate("abc")}
+    importance = {name: torch.tensor(h, dtype=torch.float64) for name, h in zip("abc", (1.0, 0.3, 2.0), strict=True)}
+    scores = {name: importance[name] * spectrum.square() for name, spectrum in spectra.items()}
+    assert minimal["choose_ranks"](spectra, importance, rate) == allocate.by_loss_rate(scores, rate)
+
+
+def test_minimals_importance_is_the_librarys(minimal: dict[str, Any]) -> None:
+    module = nn.Sequential(nn.Linear(7, 9), nn.ReLU(), nn.Linear(9, 3, bias=False)).double()
+    net = {"W": drawn(9, 7, seed=1), "b": drawn(9, seed=2), "head": drawn(3, 9, seed=3)}
+    module.load_state_dict({"0.weight": net["W"], "0.bias": net["b"], "2.weight": net["head"]})
+    x, y = drawn(33, 7, seed=4), torch.arange(33) % 3
+    found = minimal["squared_gradient"](net, x, y, batch=10)
+    expected = MeanSquare()(module, {"0.weight": module.get_parameter("0.weight")}, InMemory(x, y), 10)
+    torch.testing.assert_close(found, expected["0.weight"], **EXACT)
+
+
+def test_minimals_adapted_forward_is_the_librarys(minimal: dict[str, Any]) -> None:
+    W, b, x = drawn(9, 7), drawn(9, seed=1), drawn(5, 7, seed=2)
+    factors = Factors(drawn(9, seed=3), drawn(7, seed=4), drawn(9, 2, seed=5), drawn(2, 7, seed=6))
+    head = drawn(3, 9, seed=7)
+    delta = {"r": factors.r, "s": factors.s, "P": factors.p, "Q": factors.q, "b": b, "head": head}
+    layer = nn.Linear(7, 9).double().requires_grad_(False)
+    layer.weight.copy_(W)
+    layer.bias.copy_(b)
+    adapt(layer, factors)
+    adapted: Callable[[Tensor, Tensor, dict[str, Tensor]], Tensor] = minimal["adapted_forward"]
+    torch.testing.assert_close(adapted(x, W, delta), layer(x).relu() @ head.T, **EXACT)
+    merged = {"W": factors.merged(W), "b": b, "head": head}
+    torch.testing.assert_close(adapted(x, W, delta), minimal["forward"](x, merged), **EXACT)
