@@ -174,3 +174,19 @@ def test_a_head_that_cannot_serve_is_refused_with_those_that_can(head: str, mess
 def test_a_model_whose_last_layer_is_no_head_asks_for_one() -> None:
     with pytest.raises(HeadError, match=r"no head found.*'2'.*head=\.\.\.\).*could serve: 0, 1"):
         plan(nn.Sequential(nn.Linear(12, 12), nn.Linear(12, 12), nn.LayerNorm(12)))
+
+
+def test_class_tokens_and_positions_are_owned_and_only_convolutions_have_a_kernel_to_average() -> None:
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token = nn.Parameter(torch.zeros(1, 1, 16))
+            self.positions = nn.Parameter(torch.zeros(1, 9, 16))
+            self.mix = nn.Bilinear(8, 8, 12)
+            self.conv = nn.Conv2d(8, 16, 3)
+            self.head = nn.Linear(16, 3)
+
+    found = plan(Tokens()).treatments
+    assert found["token"].kind == found["positions"].kind == "owned"
+    assert (found["mix.weight"].kind, found["mix.weight"].kernel) == ("adapted", False)
+    assert (found["conv.weight"].kind, found["conv.weight"].kernel) == ("adapted", True)

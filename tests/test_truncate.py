@@ -57,7 +57,9 @@ def start(
 ) -> Start:
     free, base = weights(seed)
     draws = torch.Generator().manual_seed(7)
-    return truncate(free, base, importance(scale), curvature or {}, method, view, fixed, base_numbers, draws)
+    return truncate(
+        free, base, importance(scale), curvature or {}, method, dict.fromkeys(free, view), fixed, base_numbers, draws
+    )
 
 
 def rebuilt(found: Start, name: str) -> Tensor:
@@ -271,7 +273,9 @@ def test_equal_draws_give_equal_random_starts() -> None:
 def test_weights_that_did_not_move_need_no_component() -> None:
     _, base = weights()
     draws = torch.Generator()
-    found = truncate(base, base, importance(), {}, Halrp(allocate=LossRate(0.9)), "mean", (), 1000, draws)
+    found = truncate(
+        base, base, importance(), {}, Halrp(allocate=LossRate(0.9)), dict.fromkeys(base, "mean"), (), 1000, draws
+    )
     for name, factors in found.factors.items():
         # The fitted scales are 1 up to rounding, so the residual is rounding too.
         torch.testing.assert_close(factors.merged(base[name]), base[name], rtol=1e-12, atol=1e-12)
@@ -283,7 +287,7 @@ def test_layers_without_importance_get_no_rank() -> None:
     nothing = {n: torch.zeros((), dtype=torch.float64) for n in SHAPES}
     for rule in (LossRate(0.9), Budget(parameters=500)):
         method: Any = Halrp(allocate=rule)
-        found = truncate(free, base, nothing, {}, method, "full", (), 1000, torch.Generator())
+        found = truncate(free, base, nothing, {}, method, dict.fromkeys(free, "full"), (), 1000, torch.Generator())
         assert {f.rank for f in found.factors.values()} == {0}
         assert not found.owned
 
@@ -291,7 +295,17 @@ def test_layers_without_importance_get_no_rank() -> None:
 def test_no_gradient_and_no_input_is_touched() -> None:
     free, base = weights()
     tracked = {n: w.clone().requires_grad_() for n, w in free.items()}
-    found = truncate(tracked, base, importance(), {}, Halrp(allocate=Flat(1)), "mean", (), 1000, torch.Generator())
+    found = truncate(
+        tracked,
+        base,
+        importance(),
+        {},
+        Halrp(allocate=Flat(1)),
+        dict.fromkeys(base, "mean"),
+        (),
+        1000,
+        torch.Generator(),
+    )
     assert not any(t.requires_grad for f in found.factors.values() for t in f.tensors())
     assert all(torch.equal(tracked[n], free[n]) for n in SHAPES)
     assert all(torch.equal(base[n], weights()[1][n]) for n in SHAPES)

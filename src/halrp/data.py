@@ -59,7 +59,7 @@ class InMemory:
         """Sizes of the batches; a last batch of one example joins the batch before it."""
         whole, rest = divmod(self.examples, batch)
         sizes = [batch] * whole + ([rest] if rest else [])
-        if len(sizes) > 1 and sizes[-1] == 1:
+        if batch > 1 and len(sizes) > 1 and sizes[-1] == 1:
             sizes[-2:] = [sizes[-2] + 1]
         return sizes
 
@@ -67,7 +67,8 @@ class InMemory:
         """Yield `(x, y)` batches by index lookup, or by slicing when the order is the stored one."""
         sizes = self._cuts(batch)
         if shuffle is None:
-            yield from zip(self.x.split(sizes), self.y.split(sizes), strict=True)
+            for x, y in zip(self.x.split(sizes), self.y.split(sizes), strict=True):
+                yield x.clone(), y  # a model may write to its input, and these rows may be the user's own
             return
         order = torch.randperm(self.examples, generator=shuffle).to(self.y.device)
         rows = self.x.movedim(1, -1) if self.channels_last else self.x
@@ -121,6 +122,7 @@ def prepare(
     device: torch.device,
     batch: int,
     classes: int | None = None,
+    shuffle: bool = True,
     channels_last: bool = False,
 ) -> tuple[Data, int]:
     """Check a task's data and return it in uniform shape with its number of classes.
@@ -139,7 +141,7 @@ def prepare(
     elif hasattr(source, "__getitem__") and hasattr(source, "__len__"):
         if len(source) == 0:
             raise DataError(f"{what}: the data set is empty; a task needs at least one example")
-        loader = DataLoader(source, batch_size=batch, shuffle=True)
+        loader = DataLoader(source, batch_size=batch, shuffle=shuffle)
     else:
         raise DataError(
             f"{what}: cannot read data of type {type(source).__name__}; "

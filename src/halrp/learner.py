@@ -153,7 +153,7 @@ class Learner:
                 weight_of,
                 curvature,
                 method,
-                view,
+                {n: view if self._plan.treatments[n].kernel else "full" for n in free},
                 self._fixed(owned),
                 self.base_parameters,
                 draws.generator(self.seed, self._fingerprint, name, "truncate", view),
@@ -211,6 +211,7 @@ class Learner:
             device=self.device,
             batch=self.recipe.batch,
             classes=classes,
+            shuffle=self.recipe.shuffle,
             channels_last=self._channels_last,
         )
 
@@ -256,7 +257,7 @@ class Learner:
         """The views of convolutions to try: both only if there is something to choose and data to choose by."""
         if self.method.view != "validation":
             return (self.method.view,)
-        kernels = any(len(t.shape) > 2 for t in self._plan.named("adapted").values())
+        kernels = any(t.kernel for t in self._plan.named("adapted").values())
         return ("mean", "full") if kernels and val is not None else ("mean",)
 
     def _owned(self, net: nn.Module) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ authors' released code, and ours.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,13 +60,15 @@ class Halrp:
             raise SettingError(
                 f"Halrp(initial={self.initial!r}) is unknown; choose 'components', 'random components' or 'random'"
             )
-        if self.warm_up < 1:
-            raise SettingError(f"Halrp(warm_up={self.warm_up}) must be at least 1: without it there is no residual")
+        if not (isinstance(self.warm_up, int) and self.warm_up >= 1):
+            raise SettingError(
+                f"Halrp(warm_up={self.warm_up}) must be a whole number of at least 1: without it there is no residual"
+            )
         if not 0 < self.trial <= 1:
             raise SettingError(f"Halrp(trial={self.trial}) must lie in (0, 1]")
         for name in ("l1", "l2", "base_l2"):
-            if getattr(self, name) < 0:
-                raise SettingError(f"Halrp({name}={getattr(self, name)}) must not be negative")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise SettingError(f"Halrp({name}={getattr(self, name)}) must be finite and not negative")
 
     @staticmethod
     def paper(rate: float = 0.9, growth: float = 0.2, l1: float = 1e-4, l2: float = 1e-4) -> Halrp:

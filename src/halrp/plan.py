@@ -33,6 +33,8 @@ NORMS = (
 )
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
 Role = Literal["weight", "bias", "norm", "head", "other", "buffer"]
 
 
@@ -49,6 +51,8 @@ class Treatment:
     reason: str
     by_rule: bool = False
     """Adapted through the layer's own rule rather than through the merged weight."""
+    kernel: bool = False
+    """Whether the dimensions after the second are positions of a convolution's kernel."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +105,10 @@ def _treat(
     owner, leaf = _owner(name, owners)
     shape = tuple(parameter.shape)
 
+    kernel = isinstance(owner, CONVOLUTIONS)
+
     def as_(kind: Literal["adapted", "owned", "shared"], role: Role, reason: str, by_rule: bool = False) -> Treatment:
-        return Treatment(name, kind, role, shape, places, reason, by_rule)
+        return Treatment(name, kind, role, shape, places, reason, by_rule, kernel and len(shape) > 2)
 
     if any(place.startswith(f"{head}.") for place in places):
         if len({id(_owner(place, owners)[0]) for place in places}) > 1:
@@ -128,7 +134,8 @@ def _treat(
     if isinstance(owner, parametrize.ParametrizationList):
         return as_("owned", "other", "already parametrized by the model: a full private copy")
     rows, columns = shape[0], shape[1]
-    if 2 * (rows + columns) >= parameter.numel():
+    component = rows + (columns if kernel else parameter.numel() // rows)
+    if rows + columns + component >= parameter.numel():
         return as_("owned", "weight", "so small that a delta of rank 1 would cost as much")
     distinct = {(id(holder), attribute) for holder, attribute in (_owner(place, owners) for place in places)}
     if leaf == "weight" and rule_for(owner) is not None and len(distinct) == 1:

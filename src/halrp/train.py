@@ -166,6 +166,10 @@ class Training:
                 self._one_epoch()
         finally:
             self.module.eval()
+        if not all(bool(p.isfinite().all()) for group in self._groups for p in group.parameters):
+            raise DivergedError(
+                f"{self.task}: a parameter is no longer finite after {self.stage}; lower Recipe(lr={self.recipe.lr:g})"
+            )
         return self
 
     def _one_epoch(self) -> None:
@@ -212,7 +216,8 @@ class Training:
 
     def _tell(self, step: int, steps: int, loss: float | None, seconds: float) -> None:
         if self._notify is not None:
-            self._notify(Progress(self.task, self.stage, self.epoch, self.epochs, step, steps, loss, seconds))
+            with draws.isolated("progress", device=self._device):  # what a callback draws must not change the task
+                self._notify(Progress(self.task, self.stage, self.epoch, self.epochs, step, steps, loss, seconds))
 
 
 @torch.no_grad()

@@ -51,32 +51,39 @@ def truncate(
     importance: Mapping[str, Tensor],
     curvature: Mapping[str, Curvature],
     method: Halrp,
-    view: str,
+    views: Mapping[str, str],
     fixed: Sequence[Fixed],
     base_numbers: int,
     generator: torch.Generator,
 ) -> Start:
-    """Replace free weights by scales and the components that the method's allocation keeps."""
-    limits = _affordable(method, base, view, base_numbers)
+    """Replace free weights by scales and the components that the method's allocation keeps.
+
+    `views` says for each weight how its residual becomes a matrix, "mean" or "full".
+    """
+    limits = _affordable(method, base, views, base_numbers)
     layers = {
-        name: _take_apart(free[name], base[name], importance[name], curvature.get(name), method, view, limits.get(name))
+        name: _take_apart(
+            free[name], base[name], importance[name], curvature.get(name), method, views[name], limits.get(name)
+        )
         for name in free
     }
     allocation = _allocate(layers, method, fixed, base_numbers)
     return Start(
         {name: _factors(layers[name], rank, method, generator) for name, rank in allocation.ranks.items()},
-        {name: free[name].clone() for name in allocation.owned},
+        {name: free[name].clone() for name in free if name in allocation.owned},
         {name: _bought(layer, importance[name], allocation.ranks.get(name)) for name, layer in layers.items()},
     )
 
 
-def _affordable(method: Halrp, base: Mapping[str, Tensor], view: str, base_numbers: int) -> dict[str, int]:
+def _affordable(
+    method: Halrp, base: Mapping[str, Tensor], views: Mapping[str, str], base_numbers: int
+) -> dict[str, int]:
     """The most components of each weight that a budget could pay for, so that large spectra need not be complete."""
     if not isinstance(method.allocate, Budget):
         return {}
     limit, most = method.allocate.limit(base_numbers), {}
     for name, weight in base.items():
-        matrix = decompose.matrix(weight, view)
+        matrix = decompose.matrix(weight, views[name])
         component = method.allocate.unit(weight.element_size()) * sum(matrix.shape)
         most[name] = min(*matrix.shape, max(1, limit // component))
     return most

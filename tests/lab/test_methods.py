@@ -8,7 +8,6 @@ from halrp.errors import SettingError
 from halrp.lab import backbones, methods, streams
 from halrp.lab.methods.contract import size_of
 
-
 SETTINGS = {"halrp-budget": {"growth_per_task": 0.2}}
 """The default budget, 2 % of the base, is less than a head and its norm layers in so small a network."""
 
@@ -38,7 +37,7 @@ def test_every_method_learns_each_task_better_than_chance_when_it_has_just_seen_
 def test_methods_that_freeze_what_they_learned_keep_old_logits_to_the_bit(name: str, stream: streams.Stream) -> None:
     method = methods.make(name, context(), **SETTINGS.get(name, {}))
     tasks = list(stream)
-    before = []
+    before: list[torch.Tensor] = []
     for position, task in enumerate(tasks):
         method.learn(task)
         for old, logits in enumerate(before):
