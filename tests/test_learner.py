@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -11,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from halrp import Flat, Halrp, Learner, LossRate, Recipe, Whitened, draws, views
-from halrp.learner import _Run
-from halrp.truncate import Start
+from halrp import Flat, Halrp, Learner, LossRate, Recipe, Whitened, draws, taskfile, views
+from halrp.codec import PRECISIONS, Precision
+from halrp.errors import TaskError
+from halrp.tuning import Tuning, tuning
 from tests.helpers import FAST, NETS, digest, drawn, net, tiny_task
 from tests.test_forgetting import formatted, tensors
 
@@ -34,16 +36,15 @@ def test_tasks_are_learned(kind: str) -> None:
         assert accuracy(learner.predict(x, f"t{number}"), y) > 0.8  # chance is 1/3
 
 
-def spied(monkeypatch: pytest.MonkeyPatch, look: Callable[[_Run, Start], None]) -> None:
+def spied(monkeypatch: pytest.MonkeyPatch, look: Callable[[Tuning], None]) -> None:
     """Look at every fine-tuning when it is ready to start."""
-    original = Learner._fine_tuning
 
-    def spy(self: Learner, name: str, view: str, start: Start, owned: Any, data: Any, classes: int) -> _Run:
-        run = original(self, name, view, start, owned, data, classes)
-        look(run, start)
+    def spy(*arguments: Any) -> Tuning:
+        run = tuning(*arguments)
+        look(run)
         return run
 
-    monkeypatch.setattr(Learner, "_fine_tuning", spy)
+    monkeypatch.setattr("halrp.learner.tuning", spy)
 
 
 @pytest.mark.parametrize("kind", NETS)
@@ -53,21 +54,22 @@ def test_fine_tuning_trains_scales_factors_and_owned_parameters_and_nothing_else
 ) -> None:
     learner = Learner(net(kind), recipe=FAST, method=Halrp.budget(growth_per_task=growth, view="full"))
     learner.learn("a", tiny_task(kind, 0))
-    seen: list[tuple[_Run, Start]] = []
-    spied(monkeypatch, lambda run, start: seen.append((run, start)))
+    seen: list[Tuning] = []
+    spied(monkeypatch, seen.append)
     base = digest(learner.module(None))
     learner.learn("b", tiny_task(kind, 1))
-    ((run, start),) = seen
+    (run,) = seen
+    start, plan = run.start, learner._ready.plan
     trainable = {id(p) for p in run.net.parameters() if p.requires_grad}
     expected = {id(t) for f in run.factors.values() for t in f.tensors()}
-    treatments = learner._plan.treatments
+    treatments = plan.treatments
     names = {n for n, t in treatments.items() if t.kind == "owned"} | set(start.owned)
     expected |= {id(run.owned[name]) for name in names}
     assert trainable == expected
     roles = {treatments[name].role for name in names}
     assert roles <= ({"head", "bias", "norm", "other"} | ({"weight"} if start.owned else set()))
-    assert set(run.factors) | set(start.owned) == set(learner._plan.named("adapted"))
-    optimised = {id(p) for group in run.training._groups for p in group.parameters}
+    assert set(run.factors) | set(start.owned) == set(plan.named("adapted"))
+    optimised = {id(p) for group in run.groups for p in group.parameters}
     assert optimised <= trainable
     assert all(p.numel() == 0 for p in run.net.parameters() if id(p) in trainable - optimised)
     assert digest(learner.module(None)) == base
@@ -86,7 +88,7 @@ def test_a_linear_net_at_full_rank_loses_nothing_when_it_becomes_low_rank(monkey
     monkeypatch.setattr(views, "trainable_copy", keep)
     starts: list[Tensor] = []
     x = tiny_task("mlp", 1)[0]
-    spied(monkeypatch, lambda run, _: starts.append(run.net(x).detach()))
+    spied(monkeypatch, lambda run: starts.append(run.net(x).detach()))
     learner.learn("b", tiny_task("mlp", 1))
     free = nets[0].eval()(x).detach()
     assert float((starts[0] - free).norm() / free.norm()) < 1e-5
@@ -146,7 +148,7 @@ def test_module_export_and_chunks_agree_with_predict(kind: str) -> None:
         assert not learner.module(task).training
         assert [type(m) for m in exported.modules()] == [type(m) for m in model.modules()]
         storages = {t.untyped_storage().data_ptr() for t in exported.state_dict().values()}
-        kept = {t.untyped_storage().data_ptr() for t in learner._base.state_dict().values()}
+        kept = {t.untyped_storage().data_ptr() for t in learner._ready.module.state_dict().values()}
         kept |= {t.untyped_storage().data_ptr() for d in learner.tasks.values() for t in tensors(d).values()}
         assert not storages & kept
         assert list(exported.state_dict()) == list(model.state_dict())
@@ -222,7 +224,7 @@ def test_every_method_learns_a_later_task(name: str, kind: str) -> None:
     delta = learner.learn("b", (x, y), val=(x, y))
     assert accuracy(learner.predict(x, "b"), y) > 0.6  # chance is 1/3
     assert delta.bytes > 0
-    assert set(delta.bought) == set(learner._plan.named("adapted"))
+    assert set(delta.bought) == set(learner._ready.plan.named("adapted"))
 
 
 def test_the_view_is_mean_without_validation_data() -> None:
@@ -266,13 +268,49 @@ def test_deltas_are_read_only() -> None:
 def test_a_delta_names_the_base_it_belongs_to() -> None:
     learner = Learner(net("mlp"), recipe=FAST, method=ROOMY)
     base, later = learner.learn("a", tiny_task("mlp", 0)), learner.learn("b", tiny_task("mlp", 1))
-    state = dict(learner.module(None).named_parameters())
+    module = learner.module(None)
+    state: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     assert base.base == later.base == draws.fingerprint(state)
 
 
 def test_a_task_stays_within_its_budget() -> None:
     model = net("conv")
-    for bound in (2_000, 2_500, 4_000):
+    for bound in (6_000, 7_000, 9_000):
         learner = Learner(model, recipe=FAST, method=Halrp.budget(bound), base="given")
         task = tiny_task("conv", 0)
-        assert learner.learn("a", task, val=task).bytes <= bound
+        delta = learner.learn("a", task, val=task)
+        assert delta.bytes == len(delta.to_bytes()) <= bound
+        assert any(delta.ranks.values()) or delta.shapes  # something was bought
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("kind", ["conv", "transformer"])
+def test_a_task_predicts_from_what_its_file_holds(kind: str, precision: Precision) -> None:
+    method = dataclasses.replace(ROOMY, precision=precision)
+    learner = Learner(net(kind), recipe=LONG, method=method, base="given")
+    x, y = tiny_task(kind, 0)
+    delta = learner.learn("a", (x, y))
+    assert delta.precision == precision
+    assert accuracy(learner.predict(x, "a"), y) > 0.8  # chance is 1/3
+    other = Learner(net(kind), recipe=LONG, method=method, base="given")
+    other._tasks["a"] = taskfile.check(taskfile.parse(delta.to_bytes(), "a"), other._ready, "a")
+    assert torch.equal(other.predict(x, "a"), learner.predict(x, "a"))
+    assert other.tasks["a"].to_bytes() == delta.to_bytes()
+
+
+def test_a_delta_tells_how_it_was_learned() -> None:
+    learner = Learner(net("mlp"), recipe=FAST, method=ROOMY, seed=3, base="given")
+    delta = learner.learn("a", tiny_task("mlp", 0), class_names=["x", "y", "z"])
+    assert delta.class_names == ("x", "y", "z")
+    assert delta.how["seed"] == 3
+    assert delta.how["recipe"]["epochs"] == FAST.epochs
+    assert delta.how["method"]["allocate"] == {"type": "Budget", "bytes": None, "parameters": None, "growth": 0.9}
+    assert json.loads(json.dumps(delta.metadata())) == delta.metadata()
+
+
+def test_class_names_give_the_number_of_classes_and_must_fit_it() -> None:
+    learner = Learner(net("mlp"), recipe=FAST, method=ROOMY, base="given")
+    assert learner.learn("a", tiny_task("mlp", 0), class_names=list("vwxyz")).classes == 5
+    with pytest.raises(TaskError, match="2 class names for 3 classes"):
+        learner.learn("b", tiny_task("mlp", 0), classes=3, class_names=["x", "y"])
+    assert list(learner.tasks) == ["a"]

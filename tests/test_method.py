@@ -20,6 +20,7 @@ from halrp import (
     Prune,
     Whitened,
 )
+from halrp.budget import Size
 from halrp.errors import SettingError
 
 
@@ -81,6 +82,11 @@ def test_the_budget_preset_bounds_a_task_and_never_touches_committed_ones() -> N
     assert method.scales == Exact(sweeps=1)
     assert method.decompose == Plain()
     assert method.view == "validation"
+    # Bytes are bounded by default, and then kept in the precision that buys the most; numbers are kept as they are.
+    assert method.precision == Halrp.budget().precision == Halrp.budget(bytes_total=900, tasks=3).precision == "int8"
+    assert Halrp.budget(parameters_per_task=5000).precision == Halrp.budget(growth_per_task=0.1).precision == "float32"
+    assert Halrp.budget(200_000, precision="float32").precision == "float32"
+    assert Halrp.budget(growth_per_task=0.1, precision="bfloat16").precision == "bfloat16"
     assert (method.l1, method.l2, method.base_l2) == (1e-4, 1e-4, 1e-4)
     assert Halrp.budget(parameters_per_task=5000).allocate == Budget(parameters=5000)
     assert Halrp.budget(growth_per_task=0.1).allocate == Budget(growth=0.1)
@@ -88,10 +94,32 @@ def test_the_budget_preset_bounds_a_task_and_never_touches_committed_ones() -> N
     assert Halrp.budget(l2=3e-4).base_l2 == 3e-4
 
 
-def test_without_a_bound_a_task_may_add_two_hundredths_of_the_base() -> None:
+def test_without_a_bound_a_tasks_file_may_have_two_hundredths_of_the_bases_bytes() -> None:
     allocate = Halrp.budget().allocate
     assert isinstance(allocate, Budget)
-    assert allocate.limit(1_000_000) == 20_000
+    assert allocate.limit(Size(numbers=900_000, bytes=1_000_000)) == 20_000
+
+
+def test_a_bound_for_a_known_number_of_tasks_is_shared_out() -> None:
+    assert Halrp.budget(bytes_total=1_000_001, tasks=4).allocate == Budget(bytes=250_000)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"bytes_total": 1000}, "bytes_total=1000 and tasks=None go together"),
+        ({"tasks": 3}, "bytes_total=None and tasks=3 go together"),
+        ({"bytes_total": 1000, "tasks": 0}, "tasks=0 must be at least 1"),
+        ({"bytes_total": 1000, "tasks": 3, "bytes_per_task": 10}, "not all of them"),
+        ({"bytes_total": 1000, "tasks": 3, "growth_per_task": 0.1}, "bytes and growth"),
+        ({"bytes_total": 2, "tasks": 3}, "bytes=0"),
+    ],
+)
+def test_a_bound_for_all_tasks_that_says_too_little_or_too_much_is_refused(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SettingError, match=message):
+        Halrp.budget(**settings)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +127,7 @@ def test_without_a_bound_a_task_may_add_two_hundredths_of_the_base() -> None:
     [
         ({"view": "middle"}, "view='middle'"),
         ({"initial": "zeros"}, "initial='zeros'"),
+        ({"precision": "int4"}, "precision='int4'"),
         ({"warm_up": 0}, "warm_up=0"),
         ({"trial": 0.0}, "trial=0.0"),
         ({"trial": 1.5}, "trial=1.5"),

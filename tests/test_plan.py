@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from halrp import Halrp, Learner, plan
+from halrp import Halrp, Learner
 from halrp.errors import HeadError, ModelError
-from halrp.plan import find_head
+from halrp.plan import find_head, plan
 from tests.helpers import FAST, net, tiny_task
 
 ROOMY = Halrp.budget(growth_per_task=0.9)
@@ -190,3 +190,10 @@ def test_class_tokens_and_positions_are_owned_and_only_convolutions_have_a_kerne
     assert found["token"].kind == found["positions"].kind == "owned"
     assert (found["mix.weight"].kind, found["mix.weight"].kernel) == ("adapted", False)
     assert (found["conv.weight"].kind, found["conv.weight"].kernel) == ("adapted", True)
+
+
+def test_buffers_that_no_file_can_hold_are_refused_before_anything_is_trained() -> None:
+    model = nn.Sequential(nn.Linear(30, 20), nn.Linear(20, 3))
+    model.register_buffer("phase", torch.zeros(2, dtype=torch.complex128))
+    with pytest.raises(ModelError, match=r"phase: buffers of type torch\.complex128"):
+        plan(model)

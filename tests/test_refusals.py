@@ -60,7 +60,8 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 def state(learner: Learner) -> list[Any]:
     tasks = [(name, id(delta)) for name, delta in learner.tasks.items()]
-    return [tasks, digest(learner._base), learner._fingerprint, torch.get_rng_state().tolist()]
+    base = learner._body
+    return [tasks, learner._base is None, digest(base.module), base.fingerprint, torch.get_rng_state().tolist()]
 
 
 @pytest.fixture(scope="module")

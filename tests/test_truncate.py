@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 
 from halrp import Budget, Exact, Flat, GradientNorm, Halrp, Legacy, LossRate, Plain, Whitened, allocate, decompose
-from halrp.budget import Fixed
+from halrp.budget import Fixed, Size
+from halrp.codec import PRECISIONS, Precision, encode
 from halrp.importance import Curvature
 from halrp.scales import scaled
 from halrp.truncate import Start, truncate
 
 SHAPES = {"linear": (9, 7), "conv": (6, 5, 3, 3), "point": (6, 4, 1, 1), "line": (5, 4, 3)}
 ALL = Flat(10**6)
+SMALL = Size(1000, 8000)
 Weights = dict[str, Tensor]
 
 
@@ -53,12 +55,12 @@ def start(
     scale: float = 1.0,
     curvature: Mapping[str, Curvature] | None = None,
     fixed: tuple[Fixed, ...] = (),
-    base_numbers: int = 1000,
+    base_size: Size = SMALL,
 ) -> Start:
     free, base = weights(seed)
     draws = torch.Generator().manual_seed(7)
     return truncate(
-        free, base, importance(scale), curvature or {}, method, dict.fromkeys(free, view), fixed, base_numbers, draws
+        free, base, importance(scale), curvature or {}, method, dict.fromkeys(free, view), fixed, base_size, draws
     )
 
 
@@ -231,9 +233,31 @@ def test_bytes_may_be_given_as_a_float() -> None:
 
 
 def test_growth_is_a_share_of_the_base() -> None:
-    by_growth = start(Halrp(allocate=Budget(growth=0.3)), base_numbers=1000)
-    by_number = start(Halrp(allocate=Budget(parameters=300)), base_numbers=5)
+    by_growth = start(Halrp(allocate=Budget(growth=0.3)), base_size=Size(1000, 1))
+    by_number = start(Halrp(allocate=Budget(parameters=300)), base_size=Size(5, 1))
     assert {n: f.rank for n, f in by_growth.factors.items()} == {n: f.rank for n, f in by_number.factors.items()}
+    assert any(f.rank for f in by_growth.factors.values())
+
+
+def test_without_a_bound_a_file_has_two_hundredths_of_the_bases_bytes() -> None:
+    by_default = start(Halrp(allocate=Budget()), base_size=Size(1, 120_000))
+    by_bytes = start(Halrp(allocate=Budget(bytes=2400)), base_size=Size(1, 1))
+    assert {n: f.rank for n, f in by_default.factors.items()} == {n: f.rank for n, f in by_bytes.factors.items()}
+    assert any(f.rank for f in by_default.factors.values())
+
+
+@pytest.mark.parametrize("view", ["mean", "full"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_components_are_paid_in_the_precision_in_which_they_are_kept(view: str, precision: Precision) -> None:
+    scales = 8 * sum(sum(shape[:2]) for shape in SHAPES.values())
+    for limit in range(scales, scales + 3000, 101):
+        method = Halrp(allocate=Budget(bytes=limit), precision=precision)
+        found = start(method, view)
+        stored = sum(f.r.element_size() * (f.r.numel() + f.s.numel()) for f in found.factors.values())
+        for f in found.factors.values():
+            stored += sum(encode(rows.contiguous(), precision).bytes for rows in (f.p.mT, f.q))
+        stored += sum(encode(w.flatten(1), precision).bytes for w in found.owned.values())
+        assert stored <= limit
 
 
 def test_random_factors_have_the_residuals_size_and_no_scales() -> None:
@@ -274,7 +298,7 @@ def test_weights_that_did_not_move_need_no_component() -> None:
     _, base = weights()
     draws = torch.Generator()
     found = truncate(
-        base, base, importance(), {}, Halrp(allocate=LossRate(0.9)), dict.fromkeys(base, "mean"), (), 1000, draws
+        base, base, importance(), {}, Halrp(allocate=LossRate(0.9)), dict.fromkeys(base, "mean"), (), Size(1, 1), draws
     )
     for name, factors in found.factors.items():
         # The fitted scales are 1 up to rounding, so the residual is rounding too.
@@ -287,7 +311,9 @@ def test_layers_without_importance_get_no_rank() -> None:
     nothing = {n: torch.zeros((), dtype=torch.float64) for n in SHAPES}
     for rule in (LossRate(0.9), Budget(parameters=500)):
         method: Any = Halrp(allocate=rule)
-        found = truncate(free, base, nothing, {}, method, dict.fromkeys(free, "full"), (), 1000, torch.Generator())
+        found = truncate(
+            free, base, nothing, {}, method, dict.fromkeys(free, "full"), (), Size(1, 1), torch.Generator()
+        )
         assert {f.rank for f in found.factors.values()} == {0}
         assert not found.owned
 
@@ -303,7 +329,7 @@ def test_no_gradient_and_no_input_is_touched() -> None:
         Halrp(allocate=Flat(1)),
         dict.fromkeys(base, "mean"),
         (),
-        1000,
+        Size(1, 1),
         torch.Generator(),
     )
     assert not any(t.requires_grad for f in found.factors.values() for t in f.tensors())

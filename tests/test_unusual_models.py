@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from halrp import Halrp, Learner, Plan, plan
+from halrp import Halrp, Learner, Plan
 from halrp.layers import Factors
+from halrp.plan import plan
 from halrp.views import merged_copy, task_view
 from tests.helpers import FAST, drawn, tiny_task
 

@@ -10,13 +10,15 @@ from halrp.allocate import Flat, LossRate
 from halrp.budget import Budget
 from halrp.decompose import Plain, Whitened
 from halrp.delta import Delta
+from halrp.explain import Explanation, explain
 from halrp.importance import GradientNorm, MeanSquare
 from halrp.layers import Adapted, layer_rule
 from halrp.learner import Learner
 from halrp.method import Halrp
-from halrp.plan import Plan, plan
+from halrp.plan import Plan
 from halrp.prune import Keep, Prune
 from halrp.scales import Exact, Legacy
+from halrp.store import Store
 from halrp.train import Progress, Recipe
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "Budget",
     "Delta",
     "Exact",
+    "Explanation",
     "Flat",
     "GradientNorm",
     "Halrp",
@@ -37,8 +40,9 @@ __all__ = [
     "Progress",
     "Prune",
     "Recipe",
+    "Store",
     "Whitened",
     "__version__",
+    "explain",
     "layer_rule",
-    "plan",
 ]

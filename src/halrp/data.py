@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from halrp import draws
 from halrp.errors import BatchOfOneError, DataError, LabelError
 
 Source: TypeAlias = "tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]"
@@ -29,6 +30,9 @@ class Data(Protocol):
 
     def steps(self, batch: int) -> int:
         """The number of batches in one pass."""
+
+    def identity(self) -> str:
+        """A text that differs for other examples, as far as that can be known without training on them."""
 
     def batches(self, batch: int, shuffle: torch.Generator | None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield `(x, y)` on the model's device, shuffled by the generator or in the stored order."""
@@ -54,6 +58,10 @@ class InMemory:
     def steps(self, batch: int) -> int:
         """The number of batches in one pass."""
         return len(self._cuts(batch))
+
+    def identity(self) -> str:
+        """A hash of all examples."""
+        return draws.fingerprint({"x": self.x, "y": self.y})
 
     def _cuts(self, batch: int) -> list[int]:
         """Sizes of the batches; a last batch of one example joins the batch before it."""
@@ -96,6 +104,10 @@ class Loaded:
     def steps(self, batch: int) -> int:
         """The number of batches in one pass."""
         return len(self.sizes)
+
+    def identity(self) -> str:
+        """The sizes of the batches; what is in them may be drawn anew in every pass."""
+        return repr(self.sizes)
 
     def batches(self, batch: int, shuffle: torch.Generator | None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the loader's own batches, checked where they lie and then moved to the device."""

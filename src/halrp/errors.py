@@ -47,3 +47,31 @@ class BudgetTooSmall(HalrpError, ValueError):  # noqa: N818  (a public name of t
 
 class DivergedError(HalrpError, ArithmeticError):
     """Training produced a loss that is not finite."""
+
+
+class StoreError(HalrpError):
+    """Something is wrong with a store or one of its files. The kinds below say what."""
+
+
+class DamagedError(StoreError, ValueError):
+    """A file is truncated, changed, foreign or hostile: what it holds cannot be a task of this store."""
+
+
+class WrongBaseError(StoreError, ValueError):
+    """A store, or a task in it, belongs to another base than the one at hand."""
+
+
+class FormatError(StoreError, ValueError):
+    """A file was written in a format that this version does not read."""
+
+
+class LockedError(StoreError):
+    """Another process is writing to the store."""
+
+
+class ConflictError(StoreError, ValueError):
+    """The store already holds something else under that name."""
+
+
+class WriteError(StoreError, OSError):
+    """A file could not be written: the disk is full, or the folder is read-only. The old state is still there."""

@@ -101,7 +101,7 @@ def conv(
     geometry = Geometry(stride, padding, dilation, groups)
     strategy = strategy or fastest(x, weight, r, s, p, q, groups)
     if strategy == "merged":
-        return _convolve(x, merge(weight, r, s, p, q), bias, geometry)
+        return convolve(x, merge(weight, r, s, p, q), bias, geometry)
     if strategy == "factored":
         return _factored_conv(x, weight, bias, r, s, p, q, geometry)
     if groups != 1:
@@ -159,7 +159,7 @@ class _AnalyticConv(torch.autograd.Function):
     ) -> Tensor:
         """Return W_t * x + b."""
         kernel = merge(weight, r, s, p, q)
-        y = _convolve(x, kernel, None, geometry)
+        y = _output(x, kernel, geometry)
         ctx.save_for_backward(x, weight, r, s, p, q, kernel, y)
         ctx.geometry = geometry
         # The backward pass reads y, so y stays private: a later layer may overwrite the output in place, as
@@ -230,12 +230,12 @@ def _factor_gradients(
     columns = weight.shape[1]
     pointwise = _pointwise(weight)
     if width == columns:
-        sums = _window_sums(x, weight, geometry)
+        sums = window_sums(x, weight, geometry)
         residual = _kernel_gradient(g, sums, _as_filters(p @ q, weight), pointwise).flatten(1)
         return residual @ q.t(), p.t() @ residual
-    narrow = _convolve(x, _over_kernel(q, weight), None, geometry)
+    narrow = convolve(x, _over_kernel(q, weight), None, geometry)
     dp = _kernel_gradient(g, narrow, _as_filters(p, weight), pointwise).flatten(1)
-    dnarrow = _convolve(g, _as_filters(p.t(), weight), None, pointwise)
+    dnarrow = convolve(g, _as_filters(p.t(), weight), None, pointwise)
     return dp, _kernel_gradient(dnarrow, x, _over_kernel(q, weight), geometry).flatten(1)
 
 
@@ -251,17 +251,17 @@ def _factored_conv(
 ) -> Tensor:
     """Convolve with the frozen weight and with the factors apart: y = r ∘ (W * (s ∘ x)) + p (q * x) + b."""
     groups = geometry.groups
-    y = _per_channel(r, x) * _convolve(_per_channel(s.repeat(groups), x) * x, weight, None, geometry)
+    y = _per_channel(r, x) * convolve(_per_channel(s.repeat(groups), x) * x, weight, None, geometry)
     if p.shape[1] == 0:
         return y if bias is None else y + _per_channel(bias, x)
     # Every group reads its own channels with the same q and writes its own rows of p.
     pointwise = _pointwise(weight, groups)
     filters = q.repeat(groups, 1)
     if q.shape[1] == weight.shape[1]:
-        narrow = _window_sums(_convolve(x, _as_filters(filters, weight), None, pointwise), weight, geometry)
+        narrow = window_sums(convolve(x, _as_filters(filters, weight), None, pointwise), weight, geometry)
     else:
-        narrow = _convolve(x, _over_kernel(filters, weight), None, geometry)
-    return y + _convolve(narrow, _as_filters(p, weight), bias, pointwise)
+        narrow = convolve(x, _over_kernel(filters, weight), None, geometry)
+    return y + convolve(narrow, _as_filters(p, weight), bias, pointwise)
 
 
 def _over_kernel(matrix: Tensor, weight: Tensor) -> Tensor:
@@ -310,7 +310,7 @@ def _pointwise(weight: Tensor, groups: int = 1) -> Geometry:
     return Geometry(ones, tuple(0 for _ in ones), ones, groups)
 
 
-def _window_sums(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+def window_sums(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     """Sum every channel over each window that a kernel shaped like ``weight`` sees, padding included.
 
     A depthwise convolution with ones: on one thread it beats average pooling, which knows no dilation
@@ -318,23 +318,37 @@ def _window_sums(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     """
     channels = x.shape[1]
     ones = x.new_ones(()).expand(channels, 1, *weight.shape[2:])
-    return _convolve(x, ones, None, geometry._replace(groups=channels))
+    return convolve(x, ones, None, geometry._replace(groups=channels))
 
 
-def _convolve(x: Tensor, kernel: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+def convolve(x: Tensor, kernel: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
     """Convolve in as many dimensions as the kernel has."""
     return _CONVOLUTIONS[kernel.dim() - 3](x, kernel, bias, *geometry)
 
 
-def _input_gradient(g: Tensor, x: Tensor, kernel: Tensor, geometry: Geometry) -> Tensor:
-    """Return the gradient of x in y = kernel * x.
+def _fills_blocks(channels: int, x: Tensor) -> bool:
+    """Say whether so many channels are best filled up with zeros to whole blocks.
 
-    The processor's convolutions work on blocks of eight channels, and in channels-last memory a last block
-    that is not full costs more than one filled up with zeros.
+    The processor's convolutions work on blocks of eight channels, and in channels-last memory a last block that is
+    not full costs more than one filled up with zeros.
     """
+    filled = channels % 8 == 0 or channels >= 64
+    return not filled and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+
+
+def _output(x: Tensor, kernel: Tensor, geometry: Geometry) -> Tensor:
+    """Return y = kernel * x, perhaps as a part of a wider tensor."""
+    rows = kernel.shape[0]
+    if _fills_blocks(rows, x):
+        kernel = functional.pad(kernel, (0, 0, 0, 0, 0, 0, 0, -rows % 8))
+    return convolve(x, kernel, None, geometry)[:, :rows]
+
+
+def _input_gradient(g: Tensor, x: Tensor, kernel: Tensor, geometry: Geometry) -> Tensor:
+    """Return the gradient of x in y = kernel * x."""
     channels = kernel.shape[1]
-    missing = -channels % 8
-    if missing and channels < 64 and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+    if _fills_blocks(channels, x):
+        missing = -channels % 8
         kernel = functional.pad(kernel, (0, 0, 0, 0, 0, missing))
         shape = x.new_empty(()).expand(len(x), channels + missing, *x.shape[2:])
         dx = _convolution_backward(g, shape, kernel, geometry, [True, False, False])[0]

@@ -151,7 +151,7 @@ class AdaptedConv(Adapted):
         elif layer.padding == "valid":
             padding = (0,) * dims
         elif layer.padding == "same":
-            batched, padding = _same(batched, layer.kernel_size, layer.dilation)
+            batched, padding = same_padding(batched, layer.kernel_size, layer.dilation)
         else:
             padding = layer.padding
         y = kernels.conv(
@@ -170,7 +170,7 @@ class AdaptedConv(Adapted):
         return y if batched.dim() == x.dim() else y.squeeze(0)
 
 
-def _same(x: Tensor, kernel: tuple[int, ...], dilation: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
+def same_padding(x: Tensor, kernel: tuple[int, ...], dilation: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
     """Resolve padding "same": symmetric where it can be, the odd row or column added at the end."""
     total = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
     odd = [t % 2 for t in total]

@@ -13,6 +13,7 @@ from typing import Literal
 
 from halrp.allocate import Flat, LossRate
 from halrp.budget import Budget
+from halrp.codec import PRECISIONS, Precision
 from halrp.decompose import Plain, Whitened
 from halrp.errors import SettingError
 from halrp.importance import GradientNorm, MeanSquare
@@ -43,6 +44,9 @@ class Halrp:
     blindly, or at random factors of the residual's size with r = s = 1."""
     compress: Keep | Prune = Keep()
     """What happens to the factors after fine-tuning."""
+    precision: Precision = "float32"
+    """How factors and weights owned outright are kept: as they are, in bfloat16, or in int8 with a scale per component.
+    A budget in bytes buys more components in a lower precision."""
     warm_up: int = 1
     """Epochs of training without constraint that show where the task wants to go."""
     l1: float = 0.0
@@ -59,6 +63,10 @@ class Halrp:
         if self.initial not in ("components", "random components", "random"):
             raise SettingError(
                 f"Halrp(initial={self.initial!r}) is unknown; choose 'components', 'random components' or 'random'"
+            )
+        if self.precision not in PRECISIONS:
+            raise SettingError(
+                f"Halrp(precision={self.precision!r}) is unknown; choose one of {', '.join(map(repr, PRECISIONS))}"
             )
         if not (isinstance(self.warm_up, int) and self.warm_up >= 1):
             raise SettingError(
@@ -105,17 +113,33 @@ class Halrp:
         *,
         parameters_per_task: int | None = None,
         growth_per_task: float | None = None,
+        bytes_total: int | None = None,
+        tasks: int | None = None,
+        precision: Precision | None = None,
         view: Literal["mean", "full", "validation"] = "validation",
         l1: float = 1e-4,
         l2: float = 1e-4,
     ) -> Halrp:
         """Ranks chosen before fine-tuning so that a task fits a hard bound; the default method.
 
-        Without a bound, a task may add 2 % of the base. Committed tasks never change.
+        The bound is one of: bytes of a task's file, `bytes_total` for the files of a known number of `tasks`, numbers
+        of a task, or those as a share of the base's parameters. Without one, a file has 2 % of the base's bytes.
+        Factors are kept in int8 where bytes are bounded, which buys the most accuracy per byte (`docs/results.md`), and
+        as they are where numbers are.
         """
+        if (bytes_total is None) != (tasks is None):
+            raise SettingError(f"bytes_total={bytes_total} and tasks={tasks} go together; give both or neither")
+        if bytes_total is not None and tasks is not None:
+            if bytes_per_task is not None:
+                raise SettingError("give bytes_per_task, or bytes_total and tasks, not all of them")
+            if tasks < 1:
+                raise SettingError(f"tasks={tasks} must be at least 1")
+            bytes_per_task = bytes_total // tasks
+        bound = Budget(bytes_per_task, parameters_per_task, growth_per_task)
         return Halrp(
-            allocate=Budget(bytes_per_task, parameters_per_task, growth_per_task),
+            allocate=bound,
             view=view,
+            precision=precision or ("int8" if bound.in_bytes else "float32"),
             l1=l1,
             l2=l2,
             base_l2=l2,

@@ -74,29 +74,69 @@ class Plan:
         return "head" if name.startswith(f"{self.head}.") else "buffer"
 
 
+@dataclass(frozen=True)
+class Problem:
+    """Why a model is refused: the parameters at fault (none if it is the model as a whole), and the error to raise."""
+
+    names: tuple[str, ...]
+    error: ModelError
+
+
 def plan(model: nn.Module, head: str | None = None) -> Plan:
     """Decide the treatment of every parameter of a model, or refuse the model by naming what is wrong."""
+    found, problems = examine(model, head)
+    if problems:
+        raise problems[0].error
+    return found
+
+
+def examine(model: nn.Module, head: str | None = None) -> tuple[Plan, list[Problem]]:
+    """Decide the treatment of every parameter that can be treated, and list every problem instead of raising the first.
+
+    With problems the plan is only to be looked at: what cannot be treated is not in it, and its head may be "".
+    """
     if isinstance(model, torch.jit.ScriptModule):
-        raise ModelError("a scripted model cannot be adapted; pass the nn.Module it was scripted from")
-    for name, parameter in model.named_parameters():
-        if is_lazy(parameter):
-            raise ModelError(f"{name}: the parameter is not initialised yet; run one batch through the model first")
-    head = find_head(model, head)
+        error = ModelError("a scripted model cannot be adapted; pass the nn.Module it was scripted from")
+        return Plan("", {}), [Problem((), error)]
+    parameters = dict(model.named_parameters())
+    problems = [
+        Problem(
+            (name,), ModelError(f"{name}: the parameter is not initialised yet; run one batch through the model first")
+        )
+        for name, parameter in parameters.items()
+        if is_lazy(parameter)
+    ]
+    lazy = {name for problem in problems for name in problem.names}
+    try:
+        head = find_head(model, head)
+    except HeadError as error:
+        head = ""
+        if not lazy:  # a lazy layer may become a head once it is initialised
+            problems.append(Problem((), error.with_traceback(None)))
     places: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         places.setdefault(id(parameter), []).append(name)
     owners = dict(model.named_modules(remove_duplicate=False))
-    _refuse_overlaps(model)
-    treatments = {
-        name: _treat(name, parameter, tuple(places[id(parameter)]), owners, head)
-        for name, parameter in model.named_parameters()
-    }
-    if not any(t.kind == "adapted" for t in treatments.values()):
-        raise ModelError(
+    whole = {name: parameter for name, parameter in parameters.items() if name not in lazy}
+    problems += _overlaps(whole)
+    problems += [
+        Problem((name,), ModelError(f"{name}: buffers of type {buffer.dtype} cannot be kept in files; use complex64"))
+        for name, buffer in model.named_buffers()
+        if buffer.dtype == torch.complex128
+    ]
+    treatments = {}
+    for name, parameter in whole.items():
+        try:
+            treatments[name] = _treat(name, parameter, tuple(places[id(parameter)]), owners, head)
+        except ModelError as error:
+            problems.append(Problem((name,), error.with_traceback(None)))
+    if not problems and not any(t.kind == "adapted" for t in treatments.values()):
+        nothing = ModelError(
             "the model has no adaptable layer besides its head: every parameter is small, a bias, a norm or frozen; "
             f"a delta would be a full copy. Head: {head!r}; parameters: {', '.join(treatments) or 'none'}"
         )
-    return Plan(head, treatments)
+        problems.append(Problem((), nothing))
+    return Plan(head, treatments), problems
 
 
 def _treat(
@@ -149,21 +189,26 @@ def _owner(name: str, owners: Mapping[str, nn.Module]) -> tuple[nn.Module, str]:
     return owners[path], leaf
 
 
-def _refuse_overlaps(model: nn.Module) -> None:
-    """Refuse distinct parameters that lie in the same memory: training one would silently change the other."""
+def _overlaps(parameters: Mapping[str, Tensor]) -> list[Problem]:
+    """Find distinct parameters that lie in the same memory: training one would silently change the other."""
     spans: list[tuple[int, int, str]] = []
-    for name, parameter in model.named_parameters():
+    for name, parameter in parameters.items():
         if parameter.numel() and parameter.device.type != "meta":
             start = parameter.data_ptr()
             extent = 1 + sum((n - 1) * s for n, s in zip(parameter.shape, parameter.stride(), strict=True))
             spans.append((start, start + extent * parameter.element_size(), name))
     spans.sort()
-    for (_, end, first), (start, _, second) in itertools.pairwise(spans):
-        if start < end:
-            raise ModelError(
+    return [
+        Problem(
+            (first, second),
+            ModelError(
                 f"{first} and {second} are different parameters in the same memory; "
                 "tie them by assigning one nn.Parameter to both modules, or copy one of them"
-            )
+            ),
+        )
+        for (_, end, first), (start, _, second) in itertools.pairwise(spans)
+        if start < end
+    ]
 
 
 def find_head(model: nn.Module, name: str | None = None) -> str:

@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own convention)
 from torch import Tensor, nn
 
 from halrp import draws
+from halrp.checkpoint import Checkpoints
 from halrp.data import Data, Loaded
 from halrp.errors import DivergedError, SettingError
 
@@ -138,8 +139,12 @@ class Training:
         stage: str = "",
         notify: Notify | None = None,
         loss: Callable[[nn.Module, Tensor, Tensor], Tensor] = cross_entropy,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
-        """Prepare a run of `epochs` whose randomness is a function of `names` and the epoch."""
+        """Prepare a run of `epochs` whose randomness is a function of `names` and the epoch.
+
+        With `checkpoints` the state after every epoch is kept there, and one that is found is gone on from.
+        """
         self.module, self.data, self.recipe, self.epochs = module, data, recipe, epochs
         self.task, self.stage, self.epoch = task, stage, 0
         self._names, self._notify, self._loss = names, notify, loss
@@ -156,6 +161,41 @@ class Training:
         )
         self._step = 0
         self._seconds = 0.0
+        self._checkpoints = checkpoints
+        found = None if checkpoints is None else checkpoints.load(stage)
+        if found is not None:
+            self._restore(*found)
+
+    def _state(self) -> dict[str, Tensor]:
+        """Every tensor that an epoch changes: parameters, buffers, and the optimiser's moments."""
+        parameters = [p for group in self._groups for p in group.parameters]
+        state: dict[str, Tensor] = {f"parameter/{i}": parameter for i, parameter in enumerate(parameters)}
+        # The frozen weight of an adapted layer is a buffer too, and as large as the base.
+        buffers = {n: b for n, b in self.module.named_buffers() if not n.endswith("base_weight")}
+        state |= {f"buffer/{name}": buffer for name, buffer in buffers.items()}
+        moments = self._optimiser.state_dict()["state"]
+        return state | {f"moment/{i}/{key}": t for i, found in moments.items() for key, t in found.items()}
+
+    def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Go on from a kept state; one that does not fit the module is ignored."""
+        state = self._state()
+        kept = {key: tensor for key, tensor in tensors.items() if not key.startswith("moment/")}
+        if {key: t.shape for key, t in kept.items()} != {key: t.shape for key, t in state.items()}:
+            return
+        parameters = [p for group in self._groups for p in group.parameters]
+        moments: dict[int, dict[str, Tensor]] = {}
+        for key in tensors.keys() - kept.keys():
+            _, index, name = key.split("/")
+            moment = tensors[key]
+            if moment.dim():  # the fused step reads a parameter and its moments in the order of memory
+                moment = torch.empty_like(parameters[int(index)]).copy_(moment)
+            moments.setdefault(int(index), {})[name] = moment
+        with torch.no_grad():
+            for key, tensor in state.items():
+                tensor.copy_(kept[key])
+        groups = self._optimiser.state_dict()["param_groups"]
+        self._optimiser.load_state_dict({"state": moments, "param_groups": groups})
+        self.epoch, self._step, self._seconds = facts["epoch"], facts["step"], facts["seconds"]
 
     def run(self, until: int | None = None) -> Training:
         """Train to the end of epoch `until` (default: all epochs); the module is left in evaluation mode."""
@@ -194,6 +234,9 @@ class Training:
             )
         self.epoch += 1
         self._seconds += time.perf_counter() - began
+        if self._checkpoints is not None:
+            facts = {"epoch": self.epoch, "step": self._step, "seconds": self._seconds}
+            self._checkpoints.save(self.stage, self._state(), facts)
         self._tell(0, steps, loss, self._seconds)
 
     def _one_step(self, x: Tensor, y: Tensor, steps: int) -> Tensor:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from halrp import allocate, decompose
-from halrp.budget import Allocation, Budget, Fixed, Offer
+from halrp import allocate, codec, decompose
+from halrp.budget import Allocation, Budget, Fixed, Offer, Size
 from halrp.delta import Bought
 from halrp.importance import Curvature
 from halrp.layers import Factors
@@ -53,21 +53,21 @@ def truncate(
     method: Halrp,
     views: Mapping[str, str],
     fixed: Sequence[Fixed],
-    base_numbers: int,
+    base_size: Size,
     generator: torch.Generator,
 ) -> Start:
     """Replace free weights by scales and the components that the method's allocation keeps.
 
     `views` says for each weight how its residual becomes a matrix, "mean" or "full".
     """
-    limits = _affordable(method, base, views, base_numbers)
+    limits = _affordable(method, base, views, base_size)
     layers = {
         name: _take_apart(
             free[name], base[name], importance[name], curvature.get(name), method, views[name], limits.get(name)
         )
         for name in free
     }
-    allocation = _allocate(layers, method, fixed, base_numbers)
+    allocation = _allocate(layers, method, fixed, base_size)
     return Start(
         {name: _factors(layers[name], rank, method, generator) for name, rank in allocation.ranks.items()},
         {name: free[name].clone() for name in free if name in allocation.owned},
@@ -75,18 +75,27 @@ def truncate(
     )
 
 
-def _affordable(
-    method: Halrp, base: Mapping[str, Tensor], views: Mapping[str, str], base_numbers: int
-) -> dict[str, int]:
+def _affordable(method: Halrp, base: Mapping[str, Tensor], views: Mapping[str, str], base_size: Size) -> dict[str, int]:
     """The most components of each weight that a budget could pay for, so that large spectra need not be complete."""
     if not isinstance(method.allocate, Budget):
         return {}
-    limit, most = method.allocate.limit(base_numbers), {}
+    limit, most = method.allocate.limit(base_size), {}
     for name, weight in base.items():
         matrix = decompose.matrix(weight, views[name])
-        component = method.allocate.unit(weight.element_size()) * sum(matrix.shape)
-        most[name] = min(*matrix.shape, max(1, limit // component))
+        most[name] = min(*matrix.shape, max(1, limit // _prices(method, weight, matrix)[0]))
     return most
+
+
+def _prices(method: Halrp, weight: Tensor, matrix: Tensor) -> tuple[int, int, int]:
+    """What a component, the scales, and the whole weight cost in the unit of the method's budget."""
+    rows, columns = matrix.shape
+    scales = weight.shape[0] + weight.shape[1]
+    if not (isinstance(method.allocate, Budget) and method.allocate.in_bytes):
+        return rows + columns, scales, weight.numel()
+    size, precision = weight.element_size(), method.precision
+    component = codec.row_bytes(rows, precision, size) + codec.row_bytes(columns, precision, size)
+    whole = weight.shape[0] * codec.row_bytes(weight[0].numel(), precision, size)
+    return component, scales * size, whole
 
 
 def _take_apart(
@@ -114,15 +123,9 @@ def _take_apart(
         left_out = residual.square().sum() - kernel * matrix.square().sum()
         tail = _cost(matrix, curvature, method) - scores.sum()
         rest = importance * left_out.clamp(min=0) + tail.clamp(min=0)
-    offer = Offer(
-        scores=scores,
-        component=sum(matrix.shape),
-        scales=r.numel() + s.numel(),
-        weight=base.numel(),
-        rest=rest,
-        may_own=kernel == 1,  # a kernel's mean keeps to the form of the view
-        element_size=base.element_size(),
-    )
+    component, scales, weight = _prices(method, base, matrix)
+    may_own = kernel == 1  # a kernel's mean keeps to the form of the view
+    offer = Offer(scores, component, scales, weight, rest, may_own)
     return _Layer(r, s, matrix, u, sigma, v, offer)
 
 
@@ -133,9 +136,9 @@ def _cost(matrix: Tensor, curvature: Curvature, method: Halrp) -> Tensor:
     return ((G @ matrix @ A) * matrix).sum()
 
 
-def _allocate(layers: Mapping[str, _Layer], method: Halrp, fixed: Sequence[Fixed], base_numbers: int) -> Allocation:
+def _allocate(layers: Mapping[str, _Layer], method: Halrp, fixed: Sequence[Fixed], base_size: Size) -> Allocation:
     if isinstance(method.allocate, Budget):
-        return method.allocate.allocate({name: layer.offer for name, layer in layers.items()}, fixed, base_numbers)
+        return method.allocate.allocate({name: layer.offer for name, layer in layers.items()}, fixed, base_size)
     return Allocation(method.allocate({name: layer.offer.scores for name, layer in layers.items()}))
 
 

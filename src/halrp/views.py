@@ -131,3 +131,10 @@ def set_tensor(net: nn.Module, name: str, tensor: Tensor) -> None:
     if leaf in owner._parameters and not isinstance(tensor, nn.Parameter):
         tensor = nn.Parameter(tensor, requires_grad=False)
     setattr(owner, leaf, tensor)
+
+
+def get_tensor(net: nn.Module, name: str) -> Tensor:
+    """The parameter or buffer of a name."""
+    path, _, leaf = name.rpartition(".")
+    tensor: Tensor = getattr(net.get_submodule(path), leaf)
+    return tensor

@@ -1,0 +1,506 @@
+"""Saving and loading: a store gives back exactly what was put in, and says no to what does not belong there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Literal, cast
+
+import pytest
+import safetensors
+import torch
+from torch import Tensor, nn
+
+from halrp import Delta, Halrp, Learner, Recipe, Store, __version__
+from halrp.errors import (
+    ConflictError,
+    DamagedError,
+    ModelError,
+    StoreError,
+    TaskError,
+    UnknownTaskError,
+    WrongBaseError,
+)
+from tests.helpers import FAST, drawn, net, tiny_task
+
+KINDS = ("conv", "transformer", "gru")
+OFFICIAL = Halrp.official(growth=0.05, cap=8)
+"""Its small bound on growth prunes from the first delta on, committed tasks included."""
+
+
+def roomy(precision: Literal["float32", "bfloat16", "int8"] = "float32") -> Halrp:
+    return Halrp.budget(growth_per_task=0.9, precision=precision)
+
+
+def learned(
+    kind: str = "mlp",
+    tasks: int = 3,
+    method: Halrp | None = None,
+    base: Literal["first", "given"] = "first",
+    store: Path | None = None,
+) -> Learner:
+    """A learner of a few tiny tasks t0, t1, …"""
+    learner = Learner(net(kind), recipe=FAST, method=method or roomy(), base=base, store=store)
+    for number in range(tasks):
+        if f"t{number}" not in learner.tasks:
+            learner.learn(f"t{number}", tiny_task(kind, number, classes=3 + number % 2))
+    return learner
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder, by its path in it."""
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def committed(folder: Path) -> set[str]:
+    """The files that a store should hold."""
+    manifest = Store(folder).manifest()
+    return {"manifest.json", "lock", manifest.base.file} | {entry.file for entry in manifest.tasks.values()}
+
+
+def same_predictions(one: Learner, other: Learner, x: Tensor) -> bool:
+    assert list(one.tasks) == list(other.tasks)
+    return all(torch.equal(one.predict(x, name), other.predict(x, name)) for name in (None, *one.tasks))
+
+
+# ---- what comes back ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("base", ["first", "given"])
+@pytest.mark.parametrize("method", [roomy("float32"), roomy("bfloat16"), roomy("int8"), OFFICIAL])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_loaded_predicts_saves_and_learns_as_what_was_saved(
+    kind: str, method: Halrp, base: Literal["first", "given"], tmp_path: Path
+) -> None:
+    learner = learned(kind, tasks=3, method=method, base=base)
+    learner.save(tmp_path / "one")
+    other = net(kind, seed=9)  # its weights must not matter
+    loaded = Learner.load(tmp_path / "one", other, method=method, recipe=FAST)
+    x = tiny_task(kind, 7)[0]
+    assert same_predictions(learner, loaded, x)
+    assert {n: dataclasses.asdict(b) for n, b in loaded.tasks["t2"].bought.items()} == {
+        n: dataclasses.asdict(b) for n, b in learner.tasks["t2"].bought.items()
+    }
+    loaded.save(tmp_path / "two")
+    assert snapshot(tmp_path / "one") == snapshot(tmp_path / "two")
+    assert set(snapshot(tmp_path / "one")) == committed(tmp_path / "one")
+    for each in (learner, loaded):
+        each.learn("later", tiny_task(kind, 8))
+        each.save(tmp_path / ("three" if each is learner else "four"))
+    assert same_predictions(learner, loaded, x)
+    assert snapshot(tmp_path / "three") == snapshot(tmp_path / "four")
+
+
+def test_pruned_factors_are_written_sparsely(tmp_path: Path) -> None:
+    """The case above with `official` would prove little if nothing were pruned."""
+    wide = drawn(lambda: nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3)))
+    learner = Learner(wide, recipe=FAST, method=OFFICIAL, store=tmp_path)
+    for number in range(3):
+        learner.learn(f"t{number}", tiny_task("mlp", number))
+    masks = [key for key in learner.tasks["t1"].tensors() if key.endswith(".mask")]
+    assert masks
+    loaded = Learner.load(tmp_path, wide, method=OFFICIAL)
+    assert same_predictions(learner, loaded, tiny_task("mlp", 7)[0])
+    assert [key for key in loaded.tasks["t1"].tensors() if key.endswith(".mask")] == masks
+
+
+class ConvHead(nn.Module):
+    """A model whose head is a convolution, with buffers of every odd kind."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, stride=2, padding=1)
+        self.norm = nn.BatchNorm2d(16)
+        self.fc = nn.Conv2d(16, 3, 4)
+        self.to(dtype)
+        table = torch.arange(12.0)
+        self.register_buffer("low", table[:6])
+        self.register_buffer("high", table[6:])
+        self.register_buffer("placeholder", torch.full((2,), torch.nan))
+        self.register_buffer("phases", torch.zeros(3, dtype=torch.complex64))
+        self.register_buffer("nothing", torch.zeros(0, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.fc(self.norm(self.stem(x)).relu()).flatten(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_unusual_models_come_back(dtype: torch.dtype, tmp_path: Path) -> None:
+    learner = Learner(drawn(lambda: ConvHead(dtype)), head="fc", recipe=FAST, method=roomy("int8"), store=tmp_path)
+    for number in range(3):
+        x, y = tiny_task("conv", number)
+        learner.learn(f"t{number}", (x.to(dtype), y))
+    loaded = Learner.load(tmp_path, drawn(lambda: ConvHead(dtype), 3))
+    for examples in (1, 7, 24):
+        assert same_predictions(learner, loaded, tiny_task("conv", 7, examples=examples)[0].to(dtype))
+    # Equal bits on every machine need equal layouts, not only equal values.
+    for name, delta in learner.tasks.items():
+        for key, tensor in delta.plain.items():
+            assert loaded.tasks[name].plain[key].stride() == tensor.stride(), key
+            assert loaded.tasks[name].plain[key].data_ptr() % 64 == 0, key
+    assert all(t.data_ptr() % 64 == 0 for t in loaded._ready.tensors.values())
+
+
+class MixedTypes(nn.Module):
+    """Float and double layers side by side, small ones among them that a task owns outright."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(10, 12)
+        self.precise = nn.Linear(12, 12).double()
+        self.narrow = nn.Linear(12, 2, bias=False)
+        self.wide = nn.Linear(2, 12, bias=False).double()
+        self.fc = nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.precise(self.first(x).relu().double()).float()
+        return cast(Tensor, self.fc(x + self.wide(self.narrow(x).double()).float()))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+def test_each_weight_comes_back_in_its_own_type(
+    precision: Literal["float32", "bfloat16", "int8"], tmp_path: Path
+) -> None:
+    learner = Learner(drawn(MixedTypes), recipe=FAST, method=roomy(precision), store=tmp_path)
+    for number in range(2):
+        learner.learn(f"t{number}", tiny_task("mlp", number))
+    loaded = Learner.load(tmp_path, MixedTypes())
+    assert same_predictions(learner, loaded, tiny_task("mlp", 7)[0])
+    owned = learner.tasks["t1"].owned
+    assert owned["wide.weight"].dtype == torch.float64
+    assert owned["narrow.weight"].dtype == torch.float32
+    assert {n: t.dtype for n, t in loaded.tasks["t1"].owned.items()} == {n: t.dtype for n, t in owned.items()}
+
+
+def test_only_the_architecture_of_the_given_model_matters(tmp_path: Path) -> None:
+    learner = learned("mlp")
+    learner.save(tmp_path)
+    wider = drawn(lambda: nn.Sequential(*list(net("mlp").children())[:-1], nn.Linear(12, 50)), 4)
+    state, before = torch.get_rng_state(), [p.clone() for p in wider.parameters()]
+    loaded = Learner.load(tmp_path, wider)
+    assert same_predictions(learner, loaded, tiny_task("mlp", 7)[0])
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(p, q) for p, q in zip(wider.parameters(), before, strict=True))
+    assert loaded.base_parameters == learner.base_parameters
+
+
+def test_a_loaded_learner_shares_no_memory_with_the_model(tmp_path: Path) -> None:
+    learned("mlp").save(tmp_path)
+    model = net("mlp")
+    loaded = Learner.load(tmp_path, model)
+    x = tiny_task("mlp", 7)[0]
+    before = loaded.predict(x, "t0")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    loaded._modules.clear()
+    assert torch.equal(loaded.predict(x, "t0"), before)
+
+
+# ---- a store that grows with its learner ------------------------------------------------------------------------
+
+
+def test_a_learner_with_a_store_commits_each_task_as_it_is_learned(tmp_path: Path) -> None:
+    learner = learned("mlp", tasks=0, store=tmp_path)
+    assert not Store(tmp_path).exists()
+    for number in range(3):
+        learner.learn(f"t{number}", tiny_task("mlp", number))
+        fresh = Learner.load(tmp_path, net("mlp", 5))
+        assert same_predictions(learner, fresh, tiny_task("mlp", 7)[0])
+        assert set(snapshot(tmp_path)) == committed(tmp_path)
+    learner.save(tmp_path / "elsewhere")
+    elsewhere = snapshot(tmp_path / "elsewhere")
+    shutil.rmtree(tmp_path / "elsewhere")
+    assert elsewhere == snapshot(tmp_path)
+
+
+def test_a_learner_that_opens_a_store_goes_on_where_it_ended(tmp_path: Path) -> None:
+    whole = learned("mlp", tasks=4, store=tmp_path / "whole")
+    learned("mlp", tasks=2, store=tmp_path / "parts")
+    parts = learned("mlp", tasks=4, store=tmp_path / "parts")
+    assert same_predictions(whole, parts, tiny_task("mlp", 7)[0])
+    assert snapshot(tmp_path / "whole") == snapshot(tmp_path / "parts")
+    with pytest.raises(TaskError, match="already learned"):
+        parts.learn("t1", tiny_task("mlp", 1))
+
+
+def test_saving_again_changes_no_file(tmp_path: Path) -> None:
+    learner = learned("mlp")
+    learner.save(tmp_path)
+    times = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()}
+    learner.save(tmp_path)
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()} == times
+
+
+def test_two_learners_that_commit_in_turn_keep_each_others_tasks(tmp_path: Path) -> None:
+    one, two = (learned("mlp", tasks=0, base="given", store=tmp_path) for _ in range(2))
+    one.learn("a", tiny_task("mlp", 0))
+    two.learn("b", tiny_task("mlp", 1))
+    one.learn("c", tiny_task("mlp", 2))
+    loaded = Learner.load(tmp_path, net("mlp"))
+    assert list(loaded.tasks) == ["a", "b", "c"]
+    x = tiny_task("mlp", 7)[0]
+    for learner, names in ((one, "ac"), (two, "b")):
+        assert all(torch.equal(learner.predict(x, name), loaded.predict(x, name)) for name in names)
+
+
+def test_a_task_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
+    one, two = (learned("mlp", tasks=0, base="given") for _ in range(2))
+    store = Store(tmp_path)
+    store.commit(one._ready, [one.learn("a", tiny_task("mlp", 0))], known={})
+    before = snapshot(tmp_path)
+    other = two.learn("a", tiny_task("mlp", 1))
+    with pytest.raises(ConflictError, match="already holds another task 'a'"):
+        store.commit(two._ready, [other], known={})
+    assert snapshot(tmp_path) == before
+    store.commit(one._ready, [one.tasks["a"]], known={})  # the same task again is no conflict
+    assert snapshot(tmp_path) == before
+    store.commit(two._ready, [other], known=one.tasks)  # whoever knows what is there may replace it
+    assert store.manifest().tasks["a"].bytes == len(other.to_bytes())
+
+
+@pytest.mark.parametrize("method", [OFFICIAL, dataclasses.replace(OFFICIAL, precision="int8")])
+def test_pruning_committed_tasks_replaces_their_files_and_leaves_no_others(method: Halrp, tmp_path: Path) -> None:
+    learner = learned("conv", tasks=2, method=method, store=tmp_path)
+    before = Store(tmp_path).manifest().tasks
+    learner.learn("t2", tiny_task("conv", 2))
+    after = Store(tmp_path).manifest().tasks
+    assert list(after) == ["t0", "t1", "t2"]
+    assert after["t0"] == before["t0"]
+    assert after["t1"] != before["t1"]  # pruned again
+    assert set(snapshot(tmp_path)) == committed(tmp_path)
+    assert same_predictions(learner, Learner.load(tmp_path, net("conv")), tiny_task("conv", 7)[0])
+
+
+def test_the_next_commit_removes_what_others_left_and_nothing_else(tmp_path: Path) -> None:
+    learner = learned("mlp", tasks=2, store=tmp_path)
+    litter = [
+        tmp_path / "base-0123456789abcdef.safetensors",
+        tmp_path / "tasks" / "t9-0123456789abcdef.safetensors",
+        tmp_path / ".manifest.json-12-deadbeef.part",
+        tmp_path / "tasks" / ".t1-0123-12-deadbeef.part",
+        tmp_path / "work" / Store(tmp_path)._work("t1").name / "0.safetensors",
+    ]
+    foreign = [tmp_path / "notes.txt", tmp_path / "film.part", tmp_path / "tasks" / "mine.safetensors"]
+    for path in (*litter, *foreign):
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_bytes(b"x")
+    learner.learn("t2", tiny_task("mlp", 2))
+    assert not any(path.exists() for path in litter)
+    assert all(path.exists() for path in foreign)
+    assert set(snapshot(tmp_path)) == committed(tmp_path) | {p.relative_to(tmp_path).as_posix() for p in foreign}
+
+
+def test_a_damaged_file_is_written_anew_by_the_learner_that_knows_it(tmp_path: Path) -> None:
+    learner = learned("mlp", store=tmp_path)
+    before = snapshot(tmp_path)
+    path = tmp_path / Store(tmp_path).manifest().tasks["t1"].file
+    path.write_bytes(b"gone")
+    with pytest.raises(DamagedError, match="is not the file that was committed"):
+        Learner.load(tmp_path, net("mlp"))
+    learner.save(tmp_path)
+    assert snapshot(tmp_path) == before
+
+
+# ---- what does not belong together ------------------------------------------------------------------------------
+
+
+def test_a_store_of_another_given_base_is_refused(tmp_path: Path) -> None:
+    learned("mlp", tasks=1, base="given", store=tmp_path)
+    before = snapshot(tmp_path)
+    with pytest.raises(WrongBaseError, match="fingerprint"):
+        Learner(net("mlp", seed=1), recipe=FAST, base="given", store=tmp_path)
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: nn.Sequential(nn.Linear(10, 12), nn.ReLU(), nn.Linear(12, 13), nn.ReLU(), nn.Linear(13, 3)),
+        lambda: nn.Sequential(nn.Linear(10, 12), nn.ReLU(), nn.Linear(12, 12, bias=False), nn.ReLU(), nn.Linear(12, 3)),
+        lambda: nn.Sequential(nn.Linear(10, 12), nn.ReLU(), nn.Linear(12, 12), nn.BatchNorm1d(12), nn.Linear(12, 3)),
+        lambda: nn.Sequential(
+            nn.Linear(10, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 3), nn.Linear(3, 3)
+        ),
+        lambda: net("mlp").double(),
+    ],
+    ids=["width", "bias", "norm", "head", "type"],
+)
+def test_a_store_of_another_model_is_refused(build: object, tmp_path: Path) -> None:
+    learned("mlp", store=tmp_path)
+    before = snapshot(tmp_path)
+    model = drawn(cast("type[nn.Module]", build))
+    with pytest.raises(WrongBaseError):
+        Learner(model, recipe=FAST, store=tmp_path)
+    assert snapshot(tmp_path) == before
+
+
+def test_saving_over_another_base_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    learned("mlp", store=tmp_path)
+    before = snapshot(tmp_path)
+    other = Learner(net("mlp", seed=3), recipe=FAST, method=roomy(), base="given")
+    other.learn("x", tiny_task("mlp", 5))
+    with pytest.raises(ConflictError, match="another base"):
+        other.save(tmp_path)
+    assert list(other.tasks) == ["x"]
+    assert snapshot(tmp_path) == before
+
+
+def test_a_second_learner_that_trains_its_own_base_into_a_store_is_refused_and_unchanged(tmp_path: Path) -> None:
+    one = learned("mlp", tasks=0, store=tmp_path)
+    two = Learner(net("mlp", seed=3), recipe=FAST, method=roomy(), store=tmp_path)
+    one.learn("t0", tiny_task("mlp", 0))
+    before = snapshot(tmp_path)
+    with pytest.raises(ConflictError, match="another base"):
+        two.learn("t0", tiny_task("mlp", 0))
+    assert not two.tasks
+    assert {n: b for n, b in snapshot(tmp_path).items() if not n.startswith("work/")} == before
+
+
+def test_an_unknown_task_is_named_with_those_that_are_there(tmp_path: Path) -> None:
+    learner = learned("mlp", store=tmp_path)
+    with pytest.raises(UnknownTaskError, match=r"no task 'birds'; it has: t0, t1, t2"):
+        Store(tmp_path).read("birds", learner._ready)
+
+
+def test_a_task_under_another_tasks_name_is_refused(tmp_path: Path) -> None:
+    learner = learned("mlp", store=tmp_path)
+    manifest = Store(tmp_path).manifest()
+    tasks = {**manifest.tasks, "t1": manifest.tasks["t2"]}
+    (tmp_path / "manifest.json").write_bytes(dataclasses.replace(manifest, tasks=tasks).to_bytes())
+    with pytest.raises(DamagedError, match="holds the task 't2', not 't1'"):
+        Store(tmp_path).read("t1", learner._ready)
+
+
+def test_a_folder_without_a_store_is_said_to_be_one(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(StoreError, match="is not a store"):
+            Learner.load(folder, net("mlp"))
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_manifest_that_cannot_be_seen_is_not_taken_for_none(tmp_path: Path) -> None:
+    """Otherwise the next commit would begin a new store over the old one."""
+    learner = learned("mlp", store=tmp_path)
+    (tmp_path / "manifest.json").rename(tmp_path / "elsewhere.json")
+    (tmp_path / "manifest.json").symlink_to(tmp_path / "unmounted" / "manifest.json")
+    with pytest.raises(DamagedError):
+        learner.learn("t3", tiny_task("mlp", 3))
+    assert list(learner.tasks) == ["t0", "t1", "t2"]
+    (tmp_path / "elsewhere.json").replace(tmp_path / "manifest.json")
+    assert same_predictions(learner, Learner.load(tmp_path, net("mlp")), tiny_task("mlp", 7)[0])
+
+
+def test_nothing_is_committed_that_could_not_be_read(tmp_path: Path) -> None:
+    learner = learned("mlp", tasks=2, store=tmp_path)
+    before = snapshot(tmp_path)
+    good = learner.tasks["t1"]
+    bad = dataclasses.replace(good, task="bad", plain={n: torch.full_like(t, torch.inf) for n, t in good.plain.items()})
+    with pytest.raises(DamagedError, match="holds NaN or infinity"):
+        Store(tmp_path).commit(learner._ready, [bad])
+    assert snapshot(tmp_path) == before
+
+
+# ---- what a task's file says ------------------------------------------------------------------------------------
+
+
+def test_a_tasks_file_explains_itself_to_anybody_with_safetensors(tmp_path: Path) -> None:
+    learner = learned("mlp", tasks=1, store=tmp_path)
+    delta = learner.learn("birds", tiny_task("mlp", 1), class_names=["wren", "rook", "Elster"])
+    manifest = Store(tmp_path).manifest()
+    with safetensors.safe_open(tmp_path / manifest.tasks["birds"].file, "pt") as file:
+        facts = json.loads(file.metadata()["halrp"])
+        keys = set(file.keys())
+    assert facts["task"] == "birds"
+    assert facts["class_names"] == ["wren", "rook", "Elster"]
+    assert facts["classes"] == 3
+    assert facts["base"] == manifest.fingerprint
+    assert facts["precision"] == "float32"
+    assert facts["ranks"] == delta.ranks
+    assert facts["ranks"]
+    assert {name: values[0] for name, values in facts["bought"].items()} == delta.importance
+    assert facts["how"]["halrp"] == __version__
+    assert facts["how"]["seed"] == 0
+    assert facts["how"]["recipe"]["lr"] == FAST.lr
+    assert facts["how"]["method"]["allocate"]["type"] == "Budget"
+    assert {f"r/{n}" for n in facts["ranks"]} <= keys
+    assert manifest.tasks["birds"].bytes == delta.bytes
+    loaded = Learner.load(tmp_path, net("mlp"))
+    assert loaded.tasks["birds"].class_names == ("wren", "rook", "Elster")
+    assert loaded.recipe == Recipe(**{k: v for k, v in facts["how"]["recipe"].items() if k != "type"})
+
+
+NAMES = [
+    "Vögel 鳥 🐦",
+    "a/b\\c",
+    "../x",
+    "../../../../etc/passwd",
+    "/absolute",
+    ".",
+    "..",
+    "...dots.and.dots...",
+    "x" * 300,
+    "鳥" * 300,
+    "two\nlines\r\n",
+    "nul\0byte",
+    " ",
+    "-",
+    "CON",
+    "lone \ud800 surrogate",
+    "A b",
+    "a-b",
+    "%s{}$HOME`ls`",
+]
+
+
+def test_any_name_stays_in_the_folder_and_comes_back_exactly(tmp_path: Path) -> None:
+    folder = tmp_path / "outer" / "store"
+    learner = Learner(net("mlp"), recipe=Recipe(epochs=2, batch=24), method=roomy("int8"), base="given", store=folder)
+    for name in NAMES:
+        learner.learn(name, tiny_task("mlp", 1))
+    assert list(Learner.load(folder, net("mlp")).tasks) == NAMES
+    assert [path.name for path in tmp_path.iterdir()] == ["outer"]
+    assert [path.name for path in (tmp_path / "outer").iterdir()] == ["store"]
+    found = set(snapshot(folder))
+    assert found == committed(folder)
+    assert all(len(Path(file).name) < 100 and file.isascii() for file in found)
+
+
+def test_errors_of_a_store_do_not_pretend_to_be_of_the_model() -> None:
+    assert not issubclass(StoreError, ModelError)
+    assert not issubclass(WrongBaseError, ModelError)
+
+
+def test_a_delta_is_the_same_in_bytes_after_it_is_read(tmp_path: Path) -> None:
+    learner = learned("gru", store=tmp_path, method=OFFICIAL)
+    for name, delta in learner.tasks.items():
+        again: Delta = Store(tmp_path).read(name, learner._ready)
+        assert again.to_bytes() == delta.to_bytes()
+        assert again.roles == delta.roles
+        assert (again.parameters, again.paper_count()) == (delta.parameters, delta.paper_count())
+
+
+def test_a_store_whose_manifest_is_lost_is_not_begun_anew_over_its_tasks(tmp_path: Path) -> None:
+    learner = Learner(net("mlp"), method=Halrp.budget(growth_per_task=0.9), recipe=FAST)
+    for number in range(2):
+        learner.learn(f"task {number}", tiny_task("mlp", seed=number))
+    learner.save(tmp_path)
+    (tmp_path / "manifest.json").unlink()
+    files = sorted(path.name for path in (tmp_path / "tasks").iterdir())
+    other = Learner(net("mlp", seed=5), method=Halrp.budget(growth_per_task=0.9), recipe=FAST)
+    other.learn("another", tiny_task("mlp", seed=9))
+    with pytest.raises(ConflictError, match=r"2 task files but no manifest\.json"):
+        other.save(tmp_path)
+    assert sorted(path.name for path in (tmp_path / "tasks").iterdir()) == files
+    learner.save(tmp_path)  # the very same tasks may be saved again
+    assert list(Learner.load(tmp_path, net("mlp")).tasks) == ["task 0", "task 1"]
+
+
+def test_a_model_without_the_head_of_the_store_is_the_wrong_model(tmp_path: Path) -> None:
+    learner = Learner(net("mlp"), method=Halrp.budget(growth_per_task=0.9), recipe=FAST)
+    learner.learn("task", tiny_task("mlp", seed=0))
+    learner.save(tmp_path)
+    with pytest.raises(WrongBaseError, match="another model"):
+        Learner.load(tmp_path, nn.Sequential(nn.Linear(30, 20), nn.ReLU(), nn.Linear(20, 3)))
