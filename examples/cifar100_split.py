@@ -6,7 +6,8 @@
 
 Cells whose record exists are skipped, so an interrupted run goes on where it was. HALRP by budget is run at the growth
 that the paper reports for nine later tasks (0.234 of the base) and at half of it; all numbers of a task count, biases
-and batch-norm statistics included.
+and batch-norm statistics included. The runs `small-…` and `half-…` bound the bytes of a task's file instead (100,000,
+and the bytes of half the paper's growth) and differ in the precision of the factors.
 """
 
 from __future__ import annotations
@@ -34,13 +35,19 @@ RUNS: dict[str, dict[str, Any]] = {
     "budget": {"method": "halrp-budget", "settings": {"growth_per_task": PAPER_GROWTH / LATER_TASKS}},
     "budget-half": {"method": "halrp-budget", "settings": {"growth_per_task": PAPER_GROWTH / 2 / LATER_TASKS}},
 }
+for _precision in ("float32", "bfloat16", "int8"):
+    for _name, _bytes in (("small", 100_000), ("half", 156_000)):
+        RUNS[f"{_name}-{_precision}"] = {
+            "method": "halrp-budget",
+            "settings": {"bytes_per_task": _bytes, "precision": _precision},
+        }
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="CIFAR100-Split with LeNet, order A, one seed.")
     parser.add_argument("--data", help="folder that holds the data sets (default: $HALRP_DATA or the user's cache)")
     parser.add_argument("--results", default="results/cifar100-split", help="folder of the raw records")
-    parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS), help="which runs")
+    parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS), help="which runs (default: all)")
     parser.add_argument("--fractions", nargs="+", type=float, default=[0.05, 0.25], help="shares of the training data")
     parser.add_argument("--order", default="A")
     parser.add_argument("--seed", type=int, default=0)
@@ -87,14 +94,17 @@ def _line(name: str, fraction: float, rows: list[dict[str, Any]]) -> str:
     for position, row in enumerate(rows):
         accuracy[position, : position + 1] = row["test"]
     growth = rows[-1]["parameters"] / rows[0]["parameters"] - 1
+    per_task = (rows[-1]["bytes"] - rows[0]["bytes"]) / max(1, len(rows) - 1)
     base = rows[0].get("base_parameters")
-    counted = sum(row["paper_count"] for row in rows[1:]) / base if base else growth
+    # Pruning may have changed committed tasks since they were counted; the last row counts them as they are.
+    total = rows[-1].get("paper_count_all", sum(row.get("paper_count", 0) for row in rows[1:]))
+    counted = total / base if base else growth
     paper = PAPER.get(fraction, {}).get("stl" if name == "stl" else "halrp", float("nan"))
     seconds = sum(row["seconds"] for row in rows)
     forgotten = 100 * metrics.forgetting(accuracy) if len(rows) > 1 else 0.0
     return (
         f"| {fraction:.0%} | {name} | {100 * metrics.average_accuracy(accuracy):.2f} | {paper:.2f} | "
-        f"{forgotten:.2f} | {growth:.3f} | {counted:.3f} | {seconds:.0f} |"
+        f"{forgotten:.2f} | {growth:.3f} | {counted:.3f} | {per_task:,.0f} | {seconds:.0f} |"
     )
 
 

@@ -7,7 +7,7 @@ from torch import nn
 from halrp.errors import SettingError
 from halrp.lab.backbones import BACKBONES, build
 
-INPUTS = {"lenet": (3, 32, 32), "mlp": (1, 28, 28), "digits-net": (1, 8, 8)}
+INPUTS = {"resnet18": (3, 32, 32), "lenet": (3, 32, 32), "mlp": (1, 28, 28), "digits-net": (1, 8, 8)}
 
 
 def parameters(model: nn.Module) -> int:
@@ -22,6 +22,10 @@ def parameters(model: nn.Module) -> int:
         ("mlp", 10, {}, 269_322),
         ("mlp", 5, {"inputs": 3072}, 853_765),
         ("digits-net", 5, {}, 38_181),
+        ("resnet18", 10, {}, 2_807_690),
+        ("resnet18", 10, {"pixels": 64}, 2_838_410),
+        ("resnet18", 5, {"pixels": 64}, 2_817_925),
+        ("resnet18", 10, {"width": 20}, 1_101_050),
     ],
 )
 def test_parameter_counts_are_the_published_ones(name: str, classes: int, settings: dict[str, int], count: int) -> None:

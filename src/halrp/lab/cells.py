@@ -88,6 +88,7 @@ def run(
                 "view": delta.view,
                 "delta_parameters": delta.parameters,
                 "paper_count": delta.paper_count(),
+                "paper_count_all": sum(d.paper_count() for d in method.learner.tasks.values() if d.owned),
                 "base_parameters": method.learner.base_parameters,
             }
         yield row

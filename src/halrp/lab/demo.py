@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,7 +42,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the data split, the networks and the training")
     parser.add_argument("--results", help="folder for raw records (JSON); none are written by default")
     parser.add_argument("--page", default="demo.html", help="where to write the table as a page")
+    parser.add_argument("--markdown", metavar="FOLDER", help="print the summary of the records in a folder, and stop")
     options = parser.parse_args(arguments)
+    if options.markdown:
+        print(markdown(_read(Path(options.markdown))))
+        return
     torch.set_num_threads(1)  # the network is so small that more threads only wait for each other
     console = Console()
     recipe = RECIPE | {"epochs": options.epochs}
@@ -73,6 +79,24 @@ def main(arguments: list[str] | None = None) -> None:
         target.print(_verdict(finished))
     page.save_html(options.page)
     console.print(f"Page: {options.page}")
+
+
+def _read(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    records = [json.loads(path.read_text()) for path in folder.glob("*.json")]
+    found = {record["cell"]["method"]: record["rows"] for record in records}
+    return {name: found[name] for name in LABELS}
+
+
+def markdown(finished: dict[str, list[dict[str, Any]]]) -> str:
+    """The summary of the four runs as a table for a document."""
+    lines = ["| | average accuracy | forgetting | bytes per further task |", "|---|---|---|---|"]
+    for name, rows in finished.items():
+        matrix = _matrix(rows)
+        lines.append(
+            f"| {LABELS[name]} | {metrics.average_accuracy(matrix):.2f} % | {_forgetting(matrix):.2f} | "
+            f"{_bytes_per_task(rows):,} |"
+        )
+    return "\n".join(lines)
 
 
 def _cell(
@@ -113,7 +137,7 @@ def _matrix(rows: list[dict[str, Any]]) -> np.ndarray[Any, np.dtype[np.float64]]
 
 def _table(finished: dict[str, list[dict[str, Any]]]) -> Table:
     table = Table(title="Accuracy in % on each task after the last one was learned", title_justify="left")
-    table.add_column("task")
+    table.add_column("task", no_wrap=True)
     for name in finished:
         table.add_column(LABELS[name], justify="right")
     matrices = {name: _matrix(rows) for name, rows in finished.items()}

@@ -20,12 +20,14 @@ from halrp.errors import SettingError
 from halrp.lab.backbones.digits_net import DigitsNet
 from halrp.lab.backbones.lenet import LeNet
 from halrp.lab.backbones.mlp import MLP
+from halrp.lab.backbones.resnet import ResNet18
 
 __all__ = ["BACKBONES", "build"]
 
 BACKBONES: dict[str, Callable[..., nn.Module]] = {
     "lenet": LeNet,
     "mlp": MLP,
+    "resnet18": ResNet18,
     "digits-net": DigitsNet,
 }
 
