@@ -40,7 +40,9 @@ slow: .venv/dev
 	$(BIN)/python -m pytest -n 2 -m slow
 
 bench: .venv/dev
-	$(BIN)/python -m benchmarks.train_step
+	$(BIN)/python -m benchmarks.train_step --json results/benchmarks/train_step.json
+	$(BIN)/python -m benchmarks.mixed_batch --json results/benchmarks/mixed_batch.json
+	$(BIN)/python -m benchmarks.many_tasks --json results/benchmarks/many_tasks.json
 
 format: .venv/dev
 	$(BIN)/ruff format .

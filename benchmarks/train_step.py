@@ -1,191 +1,91 @@
 """What a training step of a delta costs, as a ratio to a step that trains the whole network.
 
-One process, one thread, one LeNet on 3×32×32 images: forward, backward and optimiser step. The variants take
-turns in small blocks of steps and in a rotating order, so that a busy machine slows all of them alike, and
-time is the process's own. Every round gives one ratio per variant; the table shows the median and the
-quartiles over the rounds.
+LeNet on 3×32×32 images, batches of 128, one thread, through the library's own loop: batch lookup, forward, backward,
+penalties, fused Adam, channels last on both sides. Every variant trains a block of steps per round.
 
-    python -m benchmarks.train_step [--rounds 20] [--block 4] [--batch 128] [--json FILE]
+    python -m benchmarks.train_step [--rounds 20] [--json FILE]
 """
 
-import argparse
-import json
-import statistics
-import time
+from __future__ import annotations
+
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
 
-from halrp import kernels
+from benchmarks.interleaved import arguments, measure, report
+from halrp import Halrp, Recipe
+from halrp.base import Base
+from halrp.data import prepare
+from halrp.lab import backbones
+from halrp.layers import Factors
+from halrp.plan import plan
+from halrp.train import Group, Training
+from halrp.truncate import Start
+from halrp.tuning import tuning
 
-Step = Callable[[], None]
-
-
-class AdaptedConv(nn.Module):
-    """A convolution of a task: frozen base weight, trained r, s, p, q and bias."""
-
-    weight: Tensor
-
-    def __init__(self, base: nn.Conv2d, rank: int, full_kernel: bool) -> None:
-        super().__init__()
-        self.register_buffer("weight", base.weight.detach())
-        rows, columns = base.weight.shape[:2]
-        width = base.weight[0].numel() if full_kernel else columns
-        self.r, self.s = nn.Parameter(torch.ones(rows)), nn.Parameter(torch.ones(columns))
-        self.p = nn.Parameter(0.05 * torch.randn(rows, rank))
-        self.q = nn.Parameter(0.05 * torch.randn(rank, width))
-        self.bias = nn.Parameter(torch.zeros(rows))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Convolve with stride 1 and padding 2."""
-        factors = self.r, self.s, self.p, self.q
-        return kernels.conv(x, self.weight, self.bias, *factors, stride=(1, 1), padding=(2, 2), dilation=(1, 1))
-
-
-class AdaptedLinear(nn.Module):
-    """A linear layer of a task: frozen base weight, trained r, s, p, q and bias."""
-
-    weight: Tensor
-
-    def __init__(self, base: nn.Linear, rank: int) -> None:
-        super().__init__()
-        self.register_buffer("weight", base.weight.detach())
-        rows, columns = base.weight.shape
-        self.r, self.s = nn.Parameter(torch.ones(rows)), nn.Parameter(torch.ones(columns))
-        self.p = nn.Parameter(0.05 * torch.randn(rows, rank))
-        self.q = nn.Parameter(0.05 * torch.randn(rank, columns))
-        self.bias = nn.Parameter(torch.zeros(rows))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the layer, factors apart."""
-        return kernels.linear(x, self.weight, self.bias, self.r, self.s, self.p, self.q)
+BATCH, BLOCK = 128, 8
+WEIGHTS = ("conv1.weight", "conv2.weight", "linear1.weight", "linear2.weight")
 
 
 @dataclass(frozen=True)
 class Variant:
-    """How the four layers of LeNet are trained: ranks of adapted layers, or None for a plain trained layer."""
+    """How the four layers are trained: a rank each, or None for a weight owned outright."""
 
-    name: str
-    ranks: tuple[int | None, int | None, int | None, int | None]
-    full_kernel: bool = False
-
-
-VARIANTS = (
-    Variant("full", (None, None, None, None)),
-    Variant("kernel-mean 3 10 4 8", (3, 10, 4, 8)),
-    Variant("kernel-mean 3 10 12 8", (3, 10, 12, 8)),
-    Variant("full-kernel 3 10 4 8", (3, 10, 4, 8), full_kernel=True),
-    Variant("owned conv, linear 3 8", (None, None, 3, 8)),
-    Variant("kernel-mean 3 20 100 100", (3, 20, 100, 100)),
-)
+    ranks: tuple[int | None, ...]
+    view: str = "mean"
 
 
-def lenet(variant: Variant) -> nn.Sequential:
-    """Build LeNet with the layers the variant asks for."""
-
-    def conv(columns: int, rows: int, rank: int | None) -> nn.Module:
-        base = nn.Conv2d(columns, rows, 5, padding=2)
-        base.weight.data = base.weight.data.contiguous(memory_format=torch.channels_last)
-        return base if rank is None else AdaptedConv(base, rank, variant.full_kernel)
-
-    def linear(columns: int, rows: int, rank: int | None) -> nn.Module:
-        base = nn.Linear(columns, rows)
-        return base if rank is None else AdaptedLinear(base, rank)
-
-    a, b, c, d = variant.ranks
-    return nn.Sequential(
-        conv(3, 20, a), nn.BatchNorm2d(20), nn.ReLU(), nn.MaxPool2d(2),
-        conv(20, 50, b), nn.BatchNorm2d(50), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(),
-        linear(3200, 800, c), nn.BatchNorm1d(800), nn.ReLU(),
-        linear(800, 500, d), nn.BatchNorm1d(500), nn.ReLU(),
-        nn.Linear(500, 10),
-    )  # fmt: skip
+VARIANTS = {
+    "kernel-mean 3 10 4 8": Variant((3, 10, 4, 8)),
+    "kernel-mean 3 20 10 14 (budget)": Variant((3, 20, 10, 14)),
+    "owned conv, 5 10 (budget)": Variant((None, None, 5, 10), "full"),
+    "full-kernel 3 10 4 8": Variant((3, 10, 4, 8), "full"),
+    "kernel-mean 3 20 100 100 (official)": Variant((3, 20, 100, 100)),
+}
 
 
-def training_step(variant: Variant, batch: int) -> Step:
-    """Return a function that trains the variant for one step on fixed data."""
+def random_start(base: Base, variant: Variant) -> Start:
+    """Factors of the variant's ranks, as after a warm-up."""
+    factors, owned = {}, {}
+    for name, rank in zip(WEIGHTS, variant.ranks, strict=True):
+        weight = base.weights()[name]
+        if rank is None:
+            owned[name] = weight.clone()
+            continue
+        rows, inputs = weight.shape[:2]
+        columns = inputs if variant.view == "mean" else weight[0].numel()
+        p, q = 0.05 * torch.randn(rows, rank), 0.05 * torch.randn(rank, columns)
+        factors[name] = Factors(torch.ones(rows), torch.ones(inputs), p, q)
+    return Start(factors, owned, {})
+
+
+def block_of_steps(variant: Variant | None) -> Callable[[], None]:
+    """A function that trains a variant, or the whole network, for a block of steps."""
     torch.manual_seed(0)
-    model = lenet(variant)
-    optimiser = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
-    x = torch.randn(batch, 3, 32, 32).contiguous(memory_format=torch.channels_last)
-    y = torch.randint(10, (batch,))
-
-    def step() -> None:
-        optimiser.zero_grad(set_to_none=True)
-        functional.cross_entropy(model(x), y).backward()
-        optimiser.step()
-
-    return step
-
-
-def measure(variants: tuple[Variant, ...], batch: int, rounds: int, block: int) -> dict[str, list[float]]:
-    """Return the processor seconds per step of each variant in each round.
-
-    In a round every variant trains for a block of steps, after one step that warms the caches; the order
-    rotates.
-    """
-    steps = {variant.name: training_step(variant, batch) for variant in variants}
-    names = list(steps)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(-1, rounds):
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
-            steps[name]()
-            start = time.process_time()
-            for _ in range(block):
-                steps[name]()
-            if number >= 0:
-                seconds[name].append((time.process_time() - start) / block)
-    return seconds
+    model = backbones.build("lenet", classes=10)
+    base = Base(model, plan(model, "head"), channels_last=True)
+    recipe = Recipe(epochs=10_000, batch=BATCH)
+    source = (torch.randn(BATCH * BLOCK, 3, 32, 32), torch.randint(10, (BATCH * BLOCK,)))
+    data, _ = prepare(source, what="noise", device=base.device, batch=BATCH, channels_last=True)
+    net = base.trainable(10, "benchmark")
+    groups = [Group([p for p in net.parameters() if p.requires_grad])]
+    if variant is not None:
+        run = tuning(base, Halrp.budget(), variant.view, random_start(base, variant), base.owned_by(net), 10)
+        net, groups = run.net, run.groups
+    training = Training(net, groups, data, recipe, epochs=recipe.epochs, names=("benchmark",))
+    return lambda: void(training.run(training.epoch + 1))
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line of the table: milliseconds, and the ratio to full training with its quartiles."""
-
-    name: str
-    milliseconds: float
-    ratio: float
-    lower: float
-    upper: float
-
-
-def summarise(seconds: dict[str, list[float]], reference: str = "full") -> list[Row]:
-    """Reduce the rounds to medians; ratios are taken within a round."""
-    rows = []
-    for name, values in seconds.items():
-        ratios = [value / full for value, full in zip(values, seconds[reference], strict=True)]
-        lower, ratio, upper = statistics.quantiles(ratios, n=4, method="inclusive")
-        rows.append(Row(name, 1e3 * statistics.median(values), ratio, lower, upper))
-    return rows
+def void(_: object) -> None:
+    """Drop a result."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--block", type=int, default=4)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    rows = summarise(measure(VARIANTS, arguments.batch, arguments.rounds, arguments.block))
-    print(f"{'variant':<28}{'ms':>8}{'ratio':>8}  quartiles")
-    for row in rows:
-        print(f"{row.name:<28}{row.milliseconds:8.1f}{row.ratio:8.3f}  {row.lower:.3f} – {row.upper:.3f}")
-    if arguments.json:
-        record = {
-            "torch": torch.__version__,
-            "batch": arguments.batch,
-            "rounds": arguments.rounds,
-            "block": arguments.block,
-            "rows": [asdict(row) for row in rows],
-        }
-        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+    options = arguments(__doc__, rounds=20)
+    variants = {"whole network": block_of_steps(None)}
+    variants |= {name: block_of_steps(variant) for name, variant in VARIANTS.items()}
+    report(measure(variants, "whole network", options.rounds), options.json)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,65 @@
+"""What a task's file is made of: LeNet at the paper's growth per task, part by part, beside a full network.
+
+Ranks are those that runs on CIFAR100-Split end with (`results/cifar100-split`); the numbers in the factors do not
+matter for the size.
+
+    python -m benchmarks.file_parts
+"""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.train_step import WEIGHTS, Variant, random_start
+from halrp.base import Base
+from halrp.codec import PRECISIONS
+from halrp.delta import Delta
+from halrp.lab import backbones
+from halrp.plan import plan
+
+VARIANTS = {
+    "budget, kernel-mean 3 20 10 14": Variant((3, 20, 10, 14)),
+    "budget, owned conv, 5 10": Variant((None, None, 5, 10), "full"),
+    "official before pruning, 3 20 100 100": Variant((3, 20, 100, 100)),
+}
+
+
+def parts(delta: Delta) -> dict[str, int]:
+    """Bytes of a task's file by what they are for."""
+    found = dict.fromkeys(("header", "scales", "factors", "weights", "bias", "norm", "buffer", "head"), 0)
+    found["header"] = delta.header
+    for key, tensor in delta.tensors().items():
+        kind, _, name = key.partition("/")
+        part = {"r": "scales", "s": "scales", "p": "factors", "q": "factors", "own": "weights"}.get(kind)
+        found[part or delta.roles[name]] += tensor.numel() * tensor.element_size()
+    return found
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    model = backbones.build("lenet", classes=10)
+    base = Base(model, plan(model, "head"), channels_last=True)
+    net = base.trainable(10, "parts")
+    with torch.no_grad():
+        for buffer in net.buffers():
+            buffer.add_(1)  # as training would, so that they are owned
+    owned = base.owned_by(net)
+    names = ("header", "scales", "factors", "weights", "bias", "norm", "buffer", "head")
+    print("| ranks | precision | " + " | ".join(names) + " | file | of a full network |")
+    print("|---|---|" + "---|" * (len(names) + 2))
+    for label, variant in VARIANTS.items():
+        start = random_start(base, variant)
+        tensors = {**owned, **start.owned}
+        roles = {name: base.plan.role(name) for name in tensors}
+        for precision in PRECISIONS:
+            delta = Delta.pack("task", 10, base.fingerprint, start.factors, tensors, roles, precision=precision)
+            sizes = parts(delta)
+            assert sum(sizes.values()) == delta.bytes
+            cells = " | ".join(f"{sizes[name]:,}" for name in names)
+            share = 100 * delta.bytes / base.size.bytes
+            print(f"| {label} | {precision} | {cells} | {delta.bytes:,} | {share:.2f} % |")
+    print(f"\nA full network: {base.size.bytes:,} bytes. Adapted weights: {', '.join(WEIGHTS)}.")
+
+
+if __name__ == "__main__":
+    main()
