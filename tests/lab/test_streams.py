@@ -9,6 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from examples import cifar100_split
 from halrp.errors import HalrpError, SettingError
 from halrp.lab.streams import DataDamaged, DataMissing, Split, Stream, Task, cifar100, data, digits, load
 from halrp.lab.streams.stream import shares
@@ -397,3 +398,18 @@ def test_real_cifar_is_the_same_for_every_order_and_differs_between_repeats(real
     first = task_three(load("cifar100-split", fraction=0.05, data=real))
     assert torch.equal(first, task_three(load("cifar100-split", order="E", fraction=0.05, data=real)))
     assert not torch.equal(first, task_three(load("cifar100-split", seed=1, fraction=0.05, data=real)))
+
+
+def test_the_example_run_on_real_images_learns_and_skips_what_has_a_record(
+    real: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["--data", str(real), "--results", str(tmp_path), "--only", "budget", "--fractions", "0.05"]
+    command += ["--tasks", "2", "--epochs", "2"]
+    cifar100_split.main(command)
+    assert len(list(tmp_path.glob("*.json"))) == 1
+    first = capsys.readouterr().out
+    cifar100_split.main(command)
+    second = capsys.readouterr().out
+    assert "classes-10-19" in first
+    assert "classes-10-19" not in second, "a finished cell is not run again"
+    assert second.strip() == first.splitlines()[-1]
