@@ -59,9 +59,6 @@ class Rows:
         tasks. Here rows are laid out in chunks of equal length, each of one task. A length of N over the number of
         tasks, rounded up, bounds the waste however uneven the tasks are: there are at most twice as many chunks as
         tasks, and at most 4 N rows including those that only fill a chunk.
-
-        For linear layers 3200→800 and 800→500 with rank 3 to 16, 64 rows of 20 tasks and one thread, this takes 0.1
-        to 0.4 ms, where the product with all tasks takes 0.2 to 2.1 ms and fetching for every row 0.6 to 8 ms.
         """
         tasks, places, back = self._chunks
         y = x.index_select(0, places).reshape(len(tasks), -1, x.shape[-1])
