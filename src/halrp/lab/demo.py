@@ -147,8 +147,8 @@ def _table(finished: dict[str, list[dict[str, Any]]]) -> Table:
     table.add_section()
     table.add_row("[bold]average", *(f"[bold]{metrics.average_accuracy(m):.2f}" for m in matrices.values()))
     table.add_row("forgetting", *(f"{_forgetting(m):.2f}" for m in matrices.values()))
-    table.add_row("parameters, all tasks", *(f"{rows[-1]['parameters']:,}" for rows in finished.values()))
-    table.add_row("bytes per further task", *(f"{_bytes_per_task(rows):,}" for rows in finished.values()))
+    table.add_row("parameters in all", *(f"{rows[-1]['parameters']:,}" for rows in finished.values()))
+    table.add_row("bytes per new task", *(f"{_bytes_per_task(rows):,}" for rows in finished.values()))
     table.add_row("seconds", *(f"{sum(row['seconds'] for row in rows):.1f}" for rows in finished.values()))
     return table
 
