@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import file_parts
 from examples import cifar100_split
 from halrp.lab import demo
 
@@ -31,3 +32,10 @@ def test_speed_ratios_in_the_document_are_those_of_the_benchmark_records() -> No
         for row in json.loads(path.read_text())["rows"]:
             line = f"| {row['name']} | {row['ratio']:.2f} | {row['lower']:.2f} – {row['upper']:.2f} |"
             assert line in text, f"{path.name}: {line}"
+
+
+def test_the_parts_of_a_tasks_file_in_the_document_are_those_of_this_format(capsys: pytest.CaptureFixture[str]) -> None:
+    file_parts.main()
+    shown = (ROOT / "docs" / "results.md").read_text()
+    for line in capsys.readouterr().out.strip().splitlines():
+        assert line in shown, "run: python -m benchmarks.file_parts"
