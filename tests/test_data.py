@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset
 
-from halrp.data import InMemory, Loaded, Source, prepare, refuse_batch_of_one
-from halrp.errors import BatchOfOneError, DataError, LabelError
+from halrp.data import InMemory, Loaded, Source, cuts, prepare, refuse_batch_of_one
+from halrp.errors import BatchOfOneError, DataError, LabelError, SettingError
 
 CPU = torch.device("cpu")
 
@@ -70,6 +71,34 @@ def test_a_pass_yields_every_row_once_and_a_remainder_of_one_joins(
     seen = torch.cat([x for x, _ in batches]).flatten()
     assert torch.equal(seen.sort().values, rows(examples)[0].flatten())
     assert torch.equal(torch.cat([y for _, y in batches]), seen.long() % 3)
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize(("examples", "batch", "sizes"), [(8, 4, [4, 4]), (10, 4, [4, 4]), (9, 4, [4, 4]), (3, 8, [])])
+def test_a_pass_can_leave_out_what_does_not_fill_a_batch(
+    examples: int, batch: int, sizes: list[int], seed: int | None
+) -> None:
+    data = replace(ready(rows(examples))[0], drop_last=True)
+    shuffle = None if seed is None else torch.Generator().manual_seed(seed)
+    assert [len(y) for _, y in data.batches(batch, shuffle)] == sizes
+    assert data.steps(batch) == len(sizes)
+    assert data.examples == examples
+    whole = replace(data, drop_last=False)
+    assert order(data, batch, seed) == order(whole, batch, seed)[: sum(sizes)]
+
+
+def test_a_data_set_can_leave_out_what_does_not_fill_a_batch() -> None:
+    data, _ = prepare(Pairs(10), what="birds: train", device=CPU, batch=4, drop_last=True)
+    assert (data.steps(4), data.examples) == (2, 8)
+    with pytest.raises(SettingError, match=r"birds: train: Recipe\(batch=12, drop_last=True\) .* 10 examples"):
+        prepare(Pairs(10), what="birds: train", device=CPU, batch=12, drop_last=True)
+
+
+@pytest.mark.parametrize(
+    ("examples", "batch", "sizes"), [(8, 4, [4, 4]), (9, 4, [4, 5]), (10, 4, [4, 4, 2]), (1, 4, [1]), (3, 1, [1, 1, 1])]
+)
+def test_cuts_leave_no_single_example_behind(examples: int, batch: int, sizes: list[int]) -> None:
+    assert cuts(examples, batch) == sizes
 
 
 def test_the_order_is_a_function_of_the_generator() -> None:

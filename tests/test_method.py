@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -72,6 +73,14 @@ def test_the_presets_defaults_are_the_published_settings() -> None:
     assert Halrp.paper().l2 == 2e-4
     assert Halrp.official().l2 == 1e-4
     assert Halrp.official().allocate == LossRate(0.9, strict=True, floor=1, cap=100)
+
+
+@pytest.mark.parametrize("preset", [Halrp.paper, Halrp.official, Halrp.budget])
+def test_every_preset_takes_the_epochs_of_its_warm_up(preset: Callable[..., Halrp]) -> None:
+    assert preset().warm_up == 1
+    assert preset(warm_up=25) == dataclasses.replace(preset(), warm_up=25)
+    with pytest.raises(SettingError, match="warm_up=0"):
+        preset(warm_up=0)
 
 
 def test_the_budget_preset_bounds_a_task_and_never_touches_committed_ones() -> None:

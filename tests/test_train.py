@@ -334,6 +334,10 @@ def test_evaluation_gives_the_mean_loss_and_the_share_of_hits() -> None:
         {"decay_examples": -5.0},
         {"gradient_scale": 0.0},
         {"gradient_scale": math.inf},
+        {"momentum": 1.0},
+        {"momentum": -0.1},
+        {"momentum": 0.9},
+        {"optimiser": "adagrad"},
         {"schedule": "linear"},
     ],
 )

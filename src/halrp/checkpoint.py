@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,18 @@ from halrp.errors import DamagedError
 class Checkpoints:
     """The saved trainings of one task, in a folder that is removed when the task is committed."""
 
-    def __init__(self, folder: Path, key: str) -> None:
-        """Use a folder for the task that `key` names."""
-        self.folder, self.key = folder, key
+    def __init__(self, folder: Path, key: str, every: float = 0.0) -> None:
+        """Use a folder for the task that `key` names; `every` so many seconds a training is worth keeping."""
+        self.folder, self.key, self.every = folder, key, every
+        self._kept = time.monotonic()
+
+    def due(self) -> bool:
+        """Whether enough time has passed since the last state was kept."""
+        return time.monotonic() - self._kept >= self.every
 
     def save(self, stage: str, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Keep the state of a stage, in place of an earlier one."""
+        self._kept = time.monotonic()
         text = json.dumps({"key": self.key, "stage": stage, **facts}, sort_keys=True)
         content = safetensors.torch.save({n: files.copy_of(t) for n, t in tensors.items()}, {"facts": text})
         files.write(self._path(stage), files.checksum(content).encode() + content, durable=False)

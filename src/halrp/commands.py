@@ -1,4 +1,5 @@
-"""What the `halrp` command can do: explain a model; inspect and verify a store; export a task of it.
+"""What the `halrp` command can do: explain a model; inspect and verify a store; export a task of it; data sets;
+experiments and their results.
 
 Each command calls one function of the library and prints what it returns. A command that needs a model takes the place
 of a function that builds it, "package.module:callable", because a store never holds code.
@@ -27,6 +28,9 @@ from halrp.codec import Precision
 from halrp.draws import generator
 from halrp.errors import HalrpError, SettingError
 from halrp.explain import explain
+from halrp.lab import commands as lab_commands
+from halrp.lab.data_commands import app as data_app
+from halrp.lab.results_commands import results
 from halrp.learner import Learner
 from halrp.summary import summary
 from halrp.verify import verify
@@ -60,9 +64,15 @@ app = typer.Typer(
     A MODEL is written as package.module:callable, where the callable builds and returns an nn.Module; it is imported
     with the current folder on the path. A STORE is the folder that learner.save(...) or Learner(..., store=...) wrote.
 
-    Begin with: halrp explain my_models:build""",
+    Begin with: halrp explain my_models:build
+
+    Experiments: halrp run learns a stream with one method, halrp sweep does so with many; halrp methods, streams and
+    presets list what there is.""",
     epilog="Exit codes: 0 good, 1 the answer is no (refused model, damaged store), 2 a mistake, 130 interrupted.",
 )
+app.add_typer(data_app, name="data")
+lab_commands.add_to(app)
+app.command("results")(results)
 
 Model: TypeAlias = Annotated[
     str, typer.Argument(metavar="MODEL", help="package.module:callable that returns an nn.Module", show_default=False)

@@ -7,18 +7,21 @@ first: a task that cannot be learned raises a typed error and leaves everything 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from halrp import draws
-from halrp.errors import BatchOfOneError, DataError, LabelError
+from halrp.errors import BatchOfOneError, DataError, LabelError, SettingError
 
 Source: TypeAlias = "tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]"
+Augment: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
+"""`augment(x, generator)` changes a batch of inputs into another of the same shape, type and device. Draws from the
+generator, which lies on the CPU, are the same whenever the epoch is trained."""
 
 
 class Data(Protocol):
@@ -38,6 +41,25 @@ class Data(Protocol):
         """Yield `(x, y)` on the model's device, shuffled by the generator or in the stored order."""
 
 
+class Lesson(NamedTuple):
+    """What a task is learned from."""
+
+    train: Data
+    val: Data | None
+    classes: int
+    class_names: tuple[str, ...] | None = None
+    augment: Augment | None = None
+
+
+def cuts(examples: int, batch: int) -> list[int]:
+    """Sizes of the batches of so many examples; a last batch of one example joins the batch before it."""
+    whole, rest = divmod(examples, batch)
+    sizes = [batch] * whole + ([rest] if rest else [])
+    if batch > 1 and len(sizes) > 1 and sizes[-1] == 1:
+        sizes[-2:] = [sizes[-2] + 1]
+    return sizes
+
+
 @dataclass(frozen=True)
 class InMemory:
     """A task as two tensors. Batches are index lookups on the device.
@@ -49,6 +71,8 @@ class InMemory:
     x: Tensor
     y: Tensor
     channels_last: bool = False
+    drop_last: bool = False
+    """Leave out what does not fill a last batch."""
 
     @property
     def examples(self) -> int:
@@ -64,21 +88,17 @@ class InMemory:
         return draws.fingerprint({"x": self.x, "y": self.y})
 
     def _cuts(self, batch: int) -> list[int]:
-        """Sizes of the batches; a last batch of one example joins the batch before it."""
-        whole, rest = divmod(self.examples, batch)
-        sizes = [batch] * whole + ([rest] if rest else [])
-        if batch > 1 and len(sizes) > 1 and sizes[-1] == 1:
-            sizes[-2:] = [sizes[-2] + 1]
-        return sizes
+        return [batch] * (self.examples // batch) if self.drop_last else cuts(self.examples, batch)
 
     def batches(self, batch: int, shuffle: torch.Generator | None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield `(x, y)` batches by index lookup, or by slicing when the order is the stored one."""
         sizes = self._cuts(batch)
+        used = sum(sizes)
         if shuffle is None:
-            for x, y in zip(self.x.split(sizes), self.y.split(sizes), strict=True):
+            for x, y in zip(self.x[:used].split(sizes), self.y[:used].split(sizes), strict=True):
                 yield x.clone(), y  # a model may write to its input, and these rows may be the user's own
             return
-        order = torch.randperm(self.examples, generator=shuffle).to(self.y.device)
+        order = torch.randperm(self.examples, generator=shuffle)[:used].to(self.y.device)
         rows = self.x.movedim(1, -1) if self.channels_last else self.x
         for index in order.split(sizes):
             x = rows.index_select(0, index)
@@ -136,11 +156,12 @@ def prepare(
     classes: int | None = None,
     shuffle: bool = True,
     channels_last: bool = False,
+    drop_last: bool = False,
 ) -> tuple[Data, int]:
     """Check a task's data and return it in uniform shape with its number of classes.
 
     `what` names the data in errors (for example `"birds: train"`). Without `classes`, it is the largest label plus
-    one, found by reading the labels once.
+    one, found by reading the labels once. `drop_last` leaves out the incomplete last batch of a `Dataset`.
     """
     if type(source) is TensorDataset and len(source.tensors) == 2:  # a subclass may transform what it yields
         source = (source.tensors[0], source.tensors[1])
@@ -153,7 +174,9 @@ def prepare(
     elif hasattr(source, "__getitem__") and hasattr(source, "__len__"):
         if len(source) == 0:
             raise DataError(f"{what}: the data set is empty; a task needs at least one example")
-        loader = DataLoader(source, batch_size=batch, shuffle=shuffle)
+        if drop_last:
+            refuse_no_batch(len(source), batch, what)
+        loader = DataLoader(source, batch_size=batch, shuffle=shuffle, drop_last=drop_last)
     else:
         raise DataError(
             f"{what}: cannot read data of type {type(source).__name__}; "
@@ -239,8 +262,17 @@ def _scan(loader: DataLoader[Any], what: str) -> tuple[tuple[int, ...], int]:
     return tuple(sizes), highest
 
 
+def refuse_no_batch(examples: int, batch: int, what: str) -> None:
+    """Raise if leaving out the incomplete last batch leaves nothing."""
+    if examples < batch:
+        raise SettingError(
+            f"{what}: Recipe(batch={batch}, drop_last=True) leaves no batch of {examples} examples; "
+            f"give batch={examples} or less, or drop_last=False"
+        )
+
+
 def refuse_batch_of_one(data: Data, batch: int, what: str) -> None:
-    """Raise if a pass over `data` holds a batch of one example, which batch normalisation cannot train on."""
+    """Raise if a pass over `data` holds a batch of one example, which has no statistics to normalise by."""
     if isinstance(data, InMemory):
         lonely = data.examples == 1 or batch == 1
     else:

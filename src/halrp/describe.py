@@ -13,14 +13,24 @@ from halrp.train import Recipe
 
 
 def describe(value: Any) -> Any:
-    """Turn a dataclass of settings into JSON values: its type's name, then its fields."""
+    """Turn a dataclass of settings into JSON values: its type's name, then its fields; a function into its name.
+
+    A field marked as `LATER` is left out at its default, so that files and their sizes stay what they were without it.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: describe(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        fields = {
+            field.name: describe(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+            if not ("later" in field.metadata and getattr(value, field.name) == field.default)
+        }
         return {"type": type(value).__name__, **fields}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):
         return [describe(item) for item in value]
+    if callable(value):  # its own text may hold an address, which is another one in every process
+        named = value if hasattr(value, "__qualname__") else type(value)
+        return f"{named.__module__}.{named.__qualname__}"
     return str(value)
 
 

@@ -20,14 +20,14 @@ from halrp.base import Base, check_outputs, evaluating
 from halrp.budget import Budget, Fixed, Size
 from halrp.checkpoint import Checkpoints
 from halrp.compress import compress
-from halrp.data import Data, Source, prepare, refuse_batch_of_one
+from halrp.data import Augment, Data, Lesson, Source, prepare, refuse_batch_of_one
 from halrp.decompose import Whitened
 from halrp.delta import Delta
 from halrp.describe import describe, recalled_recipe
 from halrp.errors import DataError, HeadError, SettingError, TaskError, UnknownTaskError, WrongBaseError
 from halrp.layers import empty_factors
 from halrp.method import Halrp
-from halrp.mixed import MixedModule
+from halrp.mixed import MixedModule, logits_of, normalises_by_batch, sizes_of
 from halrp.plan import plan
 from halrp.store import Store
 from halrp.train import Group, Notify, Recipe, Training, autocast, evaluate
@@ -51,7 +51,7 @@ class Learner:
         recipe: Recipe | None = None,
         seed: int = 0,
         base: Literal["first", "given"] = "first",
-        store: str | os.PathLike[str] | None = None,
+        store: str | os.PathLike[str] | Store | None = None,
         progress: Notify | None = None,
     ) -> None:
         """Take a model and settings.
@@ -77,7 +77,7 @@ class Learner:
         self._tasks: dict[str, Delta] = {}
         self._modules: dict[str | None, nn.Module] = {}
         self._mixed: MixedModule | None = None
-        self._store = None if store is None else Store(store)
+        self._store = store if store is None or isinstance(store, Store) else Store(store)
         if self._store is not None and self._store.exists():
             self._restore(self._store)
 
@@ -113,12 +113,13 @@ class Learner:
         val: Source | None = None,
         classes: int | None = None,
         class_names: Sequence[str] | None = None,
+        augment: Augment | None = None,
     ) -> Delta:
         """Learn a task and commit it.
 
         `train` and `val` are `(x, y)` tensors, a `Dataset` or a `DataLoader`; labels are 0 … classes−1, and `classes`
         defaults to the number of class names, or else to the largest label plus one. Validation data, if given,
-        decide importance and view.
+        decide importance and view. `augment(x, generator)` changes the inputs of every batch that is trained on.
         """
         if not isinstance(name, str) or not name:
             raise TaskError(f"a task's name must be a non-empty string, got {name!r}")
@@ -133,44 +134,47 @@ class Learner:
                 raise TaskError(f"{name}: {len(class_names)} class names for {classes} classes; give one for each")
             if base.has_batch_norm:
                 refuse_batch_of_one(data, self.recipe.batch, f"{name}: train")
-            how = {"class_names": None if class_names is None else tuple(map(str, class_names))}
-            if self._base is None:
-                return self._learn_base(name, data, classes, **how)
-            return self._learn_delta(self._base, name, data, held_out, classes, **how)
+            if held_out is not None and normalises_by_batch(base.module):
+                refuse_batch_of_one(held_out, self.recipe.batch, f"{name}: val")
+            names = None if class_names is None else tuple(map(str, class_names))
+            lesson = Lesson(data, held_out, classes, names, augment)
+            return self._learn_base(name, lesson) if self._base is None else self._learn_delta(self._base, name, lesson)
 
-    def _learn_base(self, name: str, data: Data, classes: int, class_names: tuple[str, ...] | None) -> Delta:
-        checkpoints = self._checkpoints(name, data, None, classes)
-        net = self._new_net(self._initial, name, data, classes)
+    def _learn_base(self, name: str, lesson: Lesson) -> Delta:
+        checkpoints = self._checkpoints(name, lesson._replace(val=None))
+        net = self._new_net(self._initial, name, lesson)
         adapted = self._initial.plan.named("adapted")
         weights = [parameter for n, parameter in net.named_parameters() if n in adapted]
         others = [p for n, p in net.named_parameters() if n not in adapted and p.requires_grad]
         groups = [Group(weights, l2=self.method.base_l2), Group(others)]
-        self._training(name, "base", net, groups, data, self.recipe.epochs, checkpoints).run()
+        self._training(name, "base", net, groups, lesson, self.recipe.epochs, checkpoints).run()
         base = Base(net, self._initial.plan, self._initial.channels_last)
-        delta = Delta(name, classes, base.fingerprint, class_names=class_names, how=self._how())
+        delta = Delta(name, lesson.classes, base.fingerprint, class_names=lesson.class_names, how=self._how(lesson))
         self._commit(base, {name: delta}, checkpoints)
         return delta
 
-    def _learn_delta(
-        self, base: Base, name: str, data: Data, val: Data | None, classes: int, class_names: tuple[str, ...] | None
-    ) -> Delta:
-        method, recipe = self.method, self.recipe
-        checkpoints = self._checkpoints(name, data, val, classes)
+    def _learn_delta(self, base: Base, name: str, lesson: Lesson) -> Delta:
+        method, recipe, val, classes = self.method, self.recipe, lesson.val, lesson.classes
+        checkpoints = self._checkpoints(name, lesson)
         # Warm up: train a copy of the base freely, to see where the task wants to go.
-        net = self._new_net(base, name, data, classes)
+        net = self._new_net(base, name, lesson)
         everything = Group([parameter for parameter in net.parameters() if parameter.requires_grad])
-        self._training(name, "warm-up", net, [everything], data, method.warm_up, checkpoints).run()
+        self._training(name, "warm-up", net, [everything], lesson, method.warm_up, checkpoints).run()
         # Importance: what an error in each free weight costs.
         weights = base.weights()
         free = {n: p for n, p in net.named_parameters() if n in weights}
-        judge = data if val is None else val
+        judge = lesson.train if val is None else val
         with evaluating(net):
             costs = method.importance(net, free, judge, recipe.batch)
             whitens = isinstance(method.decompose, Whitened)
             curvature = importance.curvature(net, free, judge, recipe.batch) if whitens else {}
         # Scales, decomposition, allocation: one start for each view of convolutions that is tried.
         owned = base.owned_by(net)
-        how: dict[str, Any] = {"class_names": class_names, "how": self._how(), "precision": method.precision}
+        how: dict[str, Any] = {
+            "class_names": lesson.class_names,
+            "how": self._how(lesson),
+            "precision": method.precision,
+        }
         fixed = [*_fixed(owned), Fixed("file header", 0, self._header(base, name, classes, owned, how))]
         kernels = {n: base.plan.treatments[n].kernel for n in free}
         size = Size(base.parameters, base.size.bytes)
@@ -192,7 +196,7 @@ class Learner:
         runs = [tuning(base, method, view, start, owned, classes) for view, start in starts.items()]
         epochs = recipe.epochs - method.warm_up
         trainings = [
-            self._training(name, f"fine-tune: {run.view}", run.net, run.groups, data, epochs, checkpoints)
+            self._training(name, f"fine-tune: {run.view}", run.net, run.groups, lesson, epochs, checkpoints)
             for run in runs
         ]
         best = 0 if val is None or len(runs) == 1 else self._choose(trainings, val, checkpoints)
@@ -212,7 +216,8 @@ class Learner:
         """Logits of a task, in evaluation mode and without gradient; `None` is the base's own task.
 
         With a sequence of names, one per row, rows of different tasks go through the network together. The result is
-        as wide as the widest task among them, and −inf where a row's task has no such class.
+        as wide as the widest task among them, and −inf where a row's task has no such class. A model that normalises
+        by the statistics of the batch does so among the rows of one task, `batch` of them at a time.
         """
         if x.shape[0] == 0:
             raise DataError("predict: x has no rows; pass at least one example")
@@ -220,7 +225,7 @@ class Learner:
         with torch.no_grad(), autocast(self.recipe.autocast, self.device):
             if task is None or isinstance(task, str):
                 module = self._module(task)
-                return torch.cat([module(rows) for rows in x.split(batch)])
+                return torch.cat([logits_of(module, rows, task) for rows in x.split(sizes_of(module, len(x), batch))])
             if len(task) != x.shape[0]:
                 raise DataError(f"predict: {len(task)} tasks for {x.shape[0]} rows; name one for each row")
             return self._predict_mixed(x, task, batch)
@@ -233,9 +238,7 @@ class Learner:
             self._mixed = MixedModule(self._ready.module, self._ready.plan, [self._delta_of(name) for name in names])
         position = {name: index for index, name in enumerate(names)}
         rows = torch.tensor([position[name] for name in tasks], device=x.device)
-        parts = [self._mixed(part, index) for part, index in zip(x.split(batch), rows.split(batch), strict=True)]
-        width = max(part.shape[1] for part in parts)
-        return torch.cat([nn.functional.pad(p, (0, width - p.shape[1]), value=-torch.inf) for p in parts])
+        return self._mixed.batched(x, rows, batch)
 
     def module(self, task: str | None) -> nn.Module:
         """A task as an `nn.Module` in evaluation mode that shares the base's tensors. Do not train it."""
@@ -292,13 +295,9 @@ class Learner:
         """What every random draw of a task is a function of."""
         return self.seed, None if self._base is None else self._base.fingerprint, name
 
-    def _how(self) -> dict[str, object]:
-        return {
-            "halrp": __version__,
-            "method": describe(self.method),
-            "recipe": describe(self.recipe),
-            "seed": self.seed,
-        }
+    def _how(self, lesson: Lesson) -> dict[str, object]:
+        how = {"halrp": __version__, "method": describe(self.method), "recipe": describe(self.recipe)}
+        return how | {"seed": self.seed} | ({} if lesson.augment is None else {"augment": describe(lesson.augment)})
 
     def _prepare(self, name: str, part: str, source: Source, classes: int | None) -> tuple[Data, int]:
         return prepare(
@@ -309,11 +308,12 @@ class Learner:
             classes=classes,
             shuffle=self.recipe.shuffle,
             channels_last=self._body.channels_last,
+            drop_last=self.recipe.drop_last and part == "train",
         )
 
-    def _new_net(self, base: Base, name: str, data: Data, classes: int) -> nn.Module:
-        net = base.trainable(classes, *self._names(name))
-        check_outputs(net, next(iter(data.batches(2, None)))[0], classes, self.head, name)
+    def _new_net(self, base: Base, name: str, lesson: Lesson) -> nn.Module:
+        net = base.trainable(lesson.classes, *self._names(name))
+        check_outputs(net, next(iter(lesson.train.batches(2, None)))[0], lesson.classes, self.head, name)
         return net
 
     def _training(
@@ -322,14 +322,14 @@ class Learner:
         stage: str,
         net: nn.Module,
         groups: list[Group],
-        data: Data,
+        lesson: Lesson,
         epochs: int,
         checkpoints: Checkpoints | None,
     ) -> Training:
         return Training(
             net,
             groups,
-            data,
+            lesson.train,
             self.recipe,
             epochs=epochs,
             names=(*self._names(name), stage.partition(":")[0]),
@@ -337,14 +337,15 @@ class Learner:
             stage=stage,
             notify=self.progress,
             checkpoints=checkpoints,
+            augment=lesson.augment,
         )
 
-    def _checkpoints(self, name: str, data: Data, val: Data | None, classes: int) -> Checkpoints | None:
+    def _checkpoints(self, name: str, lesson: Lesson) -> Checkpoints | None:
         """Where this very task may have been interrupted: same names, data, method and recipe."""
         if self._store is None:
             return None
-        examples = data.identity(), None if val is None else val.identity()
-        parts = (*self._names(name), self._body.fingerprint, classes, *examples, self._how())
+        examples = lesson.train.identity(), None if lesson.val is None else lesson.val.identity()
+        parts = (*self._names(name), self._body.fingerprint, lesson.classes, *examples, self._how(lesson))
         return self._store.checkpoints(name, parts)
 
     def _choose(self, trainings: list[Training], val: Data, checkpoints: Checkpoints | None) -> int:

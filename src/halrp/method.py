@@ -79,7 +79,7 @@ class Halrp:
                 raise SettingError(f"Halrp({name}={getattr(self, name)}) must be finite and not negative")
 
     @staticmethod
-    def paper(rate: float = 0.9, growth: float = 0.2, l1: float = 1e-4, l2: float = 1e-4) -> Halrp:
+    def paper(rate: float = 0.9, growth: float = 0.2, l1: float = 1e-4, l2: float = 1e-4, *, warm_up: int = 1) -> Halrp:
         """The paper's equations to the letter: Eqs. 3–13, summed squared gradients, no bounds on ranks.
 
         Its pruning pools all tasks and changes committed ones, so it forgets; see `Prune.committed`.
@@ -88,12 +88,15 @@ class Halrp:
             allocate=LossRate(rate),
             importance=GradientNorm(),
             compress=Prune(scope="all", growth=growth, bound=False, wait=True, committed=True),
+            warm_up=warm_up,
             l1=l1,
             l2=2 * l2,
         )
 
     @staticmethod
-    def official(rate: float = 0.9, growth: float = 0.2, cap: int = 100, l1: float = 1e-4, l2: float = 1e-4) -> Halrp:
+    def official(
+        rate: float = 0.9, growth: float = 0.2, cap: int = 100, l1: float = 1e-4, l2: float = 1e-4, *, warm_up: int = 1
+    ) -> Halrp:
         """The authors' released code, its slip in s and its pruning of committed tasks included.
 
         Use with `Recipe(gradient_scale=10, shuffle=False, decay_examples=...)` to repeat its published runs.
@@ -102,6 +105,7 @@ class Halrp:
             allocate=LossRate(rate, strict=True, floor=1, cap=cap),
             scales=Legacy(),
             compress=Prune(growth=growth, committed=True),
+            warm_up=warm_up,
             l1=l1,
             l2=l2,
             base_l2=l2,
@@ -119,6 +123,7 @@ class Halrp:
         view: Literal["mean", "full", "validation"] = "validation",
         l1: float = 1e-4,
         l2: float = 1e-4,
+        warm_up: int = 1,
     ) -> Halrp:
         """Ranks chosen before fine-tuning so that a task fits a hard bound; the default method.
 
@@ -140,6 +145,7 @@ class Halrp:
             allocate=bound,
             view=view,
             precision=precision or ("int8" if bound.in_bytes else "float32"),
+            warm_up=warm_up,
             l1=l1,
             l2=l2,
             base_l2=l2,

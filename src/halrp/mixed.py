@@ -8,6 +8,9 @@ cannot be read off its modules. So it is refused where it is known to be wrong, 
 batch is computed a second time, task by task, and the results are compared. Where the one pass is refused, fails or
 differs, every batch goes task by task through the tasks' own views from then on, which is always right and slower.
 `one_pass` tells which way is used, `reason` why.
+
+A model that normalises by the statistics of the batch always goes task by task: the rows of a task are normalised by
+the rows of that task, as if they had been passed alone.
 """
 
 from __future__ import annotations
@@ -18,8 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from halrp import views
+from halrp.data import cuts
 from halrp.delta import Delta
-from halrp.errors import DataError
+from halrp.errors import BatchOfOneError, DataError
 from halrp.layers import rule_for
 from halrp.mixed_layers import (
     CHANNEL_NORMS,
@@ -73,6 +77,32 @@ class MixedModule:
 
         The result is as wide as the widest task among the rows, and −inf where a row's task has no such class.
         """
+        tasks = self._tasks(x, rows)
+        with torch.no_grad():
+            if len(set(tasks)) == 1:
+                return self._one_task(x, tasks[0])
+            order = sorted(range(len(tasks)), key=tasks.__getitem__)
+            places = torch.tensor(order, device=x.device)
+            logits = self._sorted(x[places], Rows(sorted(tasks), x.device))
+            return logits[places.argsort()]
+
+    def batched(self, x: Tensor, rows: Tensor, batch: int) -> Tensor:
+        """The same for any number of rows, at most about `batch` of them at a time.
+
+        In one pass a batch is as many rows as come next. Task by task it is as many rows of one task, so that they meet
+        the same rows as if they had been passed alone.
+        """
+        if self.one_pass:
+            pairs = zip(x.split(batch), rows.split(batch), strict=True)
+            return _as_wide([self(part, index) for part, index in pairs])
+        tasks = torch.tensor(self._tasks(x, rows), device=x.device)
+        groups = [(tasks == task).nonzero().flatten() for task in tasks.unique()]
+        parts = [part for group in groups for part in group.split(sizes_of(self._base, len(group), batch))]
+        logits = _as_wide([self(x[part], rows[part]) for part in parts])
+        return logits[torch.cat(parts).argsort()]
+
+    def _tasks(self, x: Tensor, rows: Tensor) -> list[int]:
+        """The task of each row, checked."""
         if rows.shape != x.shape[:1] or not len(rows) or rows.dtype not in (torch.int64, torch.int32):
             raise DataError(
                 f"rows of shape {tuple(rows.shape)} and type {rows.dtype} for inputs of shape {tuple(x.shape)}: "
@@ -82,14 +112,7 @@ class MixedModule:
         if min(named) < 0 or max(named) >= len(self._deltas):
             wrong = next(index for index in named if not 0 <= index < len(self._deltas))
             raise DataError(f"rows names task {wrong}, but there are {len(self._deltas)}: 0 … {len(self._deltas) - 1}")
-        tasks = [self._same[index] for index in named]
-        with torch.no_grad():
-            if len(set(tasks)) == 1:
-                return self._one_task(x, tasks[0])
-            order = sorted(range(len(tasks)), key=tasks.__getitem__)
-            places = torch.tensor(order, device=x.device)
-            logits = self._sorted(x[places], Rows(sorted(tasks), x.device))
-            return logits[places.argsort()]
+        return [self._same[index] for index in named]
 
     # ---- rows sorted by task ----------------------------------------------------------------------------------
 
@@ -131,13 +154,11 @@ class MixedModule:
 
     def _by_task(self, x: Tensor, rows: Rows) -> Tensor:
         """One pass for each task that is present."""
-        width = max(self._classes[task] for task, _ in rows.groups)
-        parts = [self._one_task(x[members.start : members.stop], task) for task, members in rows.groups]
-        return torch.cat([nn.functional.pad(p, (0, width - p.shape[1]), value=-torch.inf) for p in parts])
+        return _as_wide([self._one_task(x[members.start : members.stop], task) for task, members in rows.groups])
 
     def _one_task(self, x: Tensor, task: int) -> Tensor:
-        logits: Tensor = self._view(task)(x)
-        return logits
+        delta = self._deltas[task]
+        return logits_of(self._view(task), x, None if delta is None else delta.task)
 
     def _view(self, task: int) -> nn.Module:
         if task not in self._views:
@@ -155,7 +176,7 @@ class MixedModule:
         """A copy of the base in which every layer that some task changes is replaced by its mixed form."""
         net = views.shared_copy(self._base).eval()
         for path, module in net.named_modules():
-            if isinstance(module, BATCH_NORMS) and module.running_mean is None:
+            if _by_batch(module):
                 raise NotRowWise(f"{path} normalises by the statistics of the batch, which mixes its rows")
             if isinstance(module, nn.TransformerEncoderLayer):
                 # Its fused form reads the weights of its layers instead of calling them; this is how it is declined.
@@ -241,6 +262,41 @@ class MixedModule:
             return None
         owned = self._owned(f"{path}.{leaf}")
         return torch.stack([owned.get(task, shared.detach()) for task in range(len(self._deltas))])
+
+
+def normalises_by_batch(model: nn.Module) -> bool:
+    """Whether a model in evaluation mode uses the statistics of the batch, so that a row's logits depend on others."""
+    return any(_by_batch(module) for module in model.modules())
+
+
+def _by_batch(module: nn.Module) -> bool:
+    return isinstance(module, BATCH_NORMS) and module.running_mean is None
+
+
+def sizes_of(model: nn.Module, rows: int, batch: int) -> list[int] | int:
+    """How to split so many rows of one task into batches; where they give statistics, no batch is of one row."""
+    return cuts(rows, batch) if rows > batch and normalises_by_batch(model) else batch
+
+
+def logits_of(module: nn.Module, x: Tensor, task: str | None) -> Tensor:
+    """The logits of one task, or the reason why a single row has none."""
+    try:
+        logits: Tensor = module(x)
+    except ValueError as error:
+        if len(x) != 1 or not normalises_by_batch(module):
+            raise
+        name = "the base's own task" if task is None else repr(task)
+        raise BatchOfOneError(
+            f"predict: a single row of {name}, and the model normalises by the statistics of the batch; pass two rows "
+            "or more of each task, or use a model whose batch norms track running statistics"
+        ) from error
+    return logits
+
+
+def _as_wide(parts: Sequence[Tensor]) -> Tensor:
+    """Parts of a result below each other, as wide as the widest, filled up with −inf."""
+    width = max(part.shape[1] for part in parts)
+    return torch.cat([nn.functional.pad(part, (0, width - part.shape[1]), value=-torch.inf) for part in parts])
 
 
 def _places(model: nn.Module) -> dict[str, list[str]]:

@@ -136,9 +136,12 @@ def _check(good: bool, what: str, field_name: str) -> None:
 class Store:
     """A folder of tasks. Reading needs no lock; writing holds it."""
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        """Name a folder; nothing is read or written yet."""
-        self.folder = Path(folder)
+    def __init__(self, folder: str | os.PathLike[str], checkpoint_every: float = 0.0) -> None:
+        """Name a folder; nothing is read or written yet.
+
+        A training that is interrupted goes on from a state that is at most `checkpoint_every` seconds and an epoch old.
+        """
+        self.folder, self.checkpoint_every = Path(folder), checkpoint_every
 
     def exists(self) -> bool:
         """Whether something has been committed here."""
@@ -265,7 +268,8 @@ class Store:
 
     def checkpoints(self, name: str, parts: Sequence[object]) -> Checkpoints:
         """Where trainings of a task are kept until it is committed."""
-        return Checkpoints(self._work(name), files.checksum(repr(tuple(parts)).encode()))
+        digest = files.checksum(repr(tuple(parts)).encode())
+        return Checkpoints(self._work(name), digest, self.checkpoint_every)
 
     def _work(self, name: str) -> Path:
         digest = files.checksum(name.encode(errors="surrogatepass"))

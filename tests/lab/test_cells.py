@@ -1,65 +1,73 @@
-"""Cells: what a run records, and that the same cell gives the same record."""
+"""Cells: configurations that are refused before anything runs, and names that follow what a cell is made of."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from halrp.lab import cells, demo
+from halrp.errors import SettingError
+from halrp.lab.cells import Cell
 
-CELL = cells.Cell(
-    "halrp-budget",
-    "digits",
-    "digits-net",
-    settings={"parameters_per_task": 4000},
-    recipe={"epochs": 2, "batch": 32},
-    tasks=3,
+PLAIN: dict[str, Any] = {"method": "stl", "stream": "digits", "backbone": "digits-net"}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"method": "slt"}, "nearest name is 'stl'"),
+        ({"stream": "digit"}, "nearest name is 'digits'"),
+        ({"backbone": "lnet"}, "nearest name is 'lenet'"),
+        ({"order": "Z"}, "no order of stream 'digits' is called 'Z'"),
+        ({"order": "first-10"}, "its tasks are 0 to 9"),
+        ({"order": "0,1,2"}, "no permutation"),
+        ({"fraction": 0}, "fraction=0 of a cell"),
+        ({"fraction": 1.5}, "fraction=1.5 of a cell"),
+        ({"fraction": "all"}, "fraction='all' of a cell"),
+        ({"seed": -1}, "seed=-1 of a cell"),
+        ({"seed": True}, "seed=True of a cell"),
+        ({"tasks": 0}, "tasks=0 of a cell"),
+        ({"recipe": {"epoch": 3}}, "nearest name is 'epochs'"),
+        ({"recipe": {"epochs": 0}}, "Recipe(epochs=0)"),
+        ({"recipe": {"epochs": "many"}}, "many"),
+        ({"settings": {"l1": 0.1}}, "no setting of method 'stl' is called 'l1'"),
+        ({"method": "halrp-budget", "settings": {"view": "half"}}, "view='half'"),
+        ({"method": "ewc", "settings": {"labels": "some"}}, "labels='some'"),
+        ({"epochs": 3}, "no entry of a cell is called 'epochs'"),
+    ],
 )
+def test_what_cannot_be_run_is_refused_by_name_and_with_a_remedy(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        Cell.of(PLAIN | change)
+    assert words in str(caught.value)
 
 
-def without_seconds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+@pytest.mark.parametrize("key", PLAIN)
+def test_a_cell_needs_a_method_a_stream_and_a_backbone(key: str) -> None:
+    with pytest.raises(SettingError, match=f"needs a {key}"):
+        Cell.of({k: v for k, v in PLAIN.items() if k != key})
 
 
-def test_a_row_holds_the_accuracy_of_every_task_seen_so_far_and_what_is_stored() -> None:
-    rows = list(cells.run(CELL))
-    assert [len(row["test"]) for row in rows] == [1, 2, 3]
-    assert all(0 <= share <= 1 for row in rows for share in row["test"])
-    assert rows[0]["ranks"] == {}
-    assert set(rows[1]["ranks"]) <= {"conv1.weight", "conv2.weight", "linear.weight"}
-    added = rows[2]["parameters"] - rows[1]["parameters"]
-    assert added == rows[2]["delta_parameters"] <= 4000
-    assert rows[2]["test"][:2] == rows[1]["test"], "a committed task never changes"
+def test_the_name_changes_with_everything_that_the_cell_is_made_of() -> None:
+    changes: list[dict[str, Any]] = [
+        {},
+        {"order": "B"},
+        {"seed": 1},
+        {"fraction": 0.5},
+        {"settings": {"l2": 0.0}},
+        {"recipe": {"epochs": 3}},
+        {"tasks": 2},
+        {"method": "be"},
+    ]
+    names = [Cell.of(PLAIN | change).name for change in changes]
+    assert len(set(names)) == len(names)
+    assert names[0].startswith("digits-digits-net-100-stl-A0-")
 
 
-def test_the_same_cell_gives_the_same_rows_times_aside() -> None:
-    assert without_seconds(list(cells.run(CELL))) == without_seconds(list(cells.run(CELL)))
-
-
-def test_a_record_is_written_whole_under_a_name_that_any_change_of_the_cell_changes(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [{"position": 0, "test": [0.5]}]
-    path = cells.write(tmp_path, CELL, rows)
-    assert path.name == f"{CELL.name}.json"
-    assert json.loads(path.read_text())["rows"] == rows
-    assert [p.name for p in tmp_path.iterdir()] == [path.name], "no temporary file is left"
-    other = cells.Cell(CELL.method, CELL.stream, CELL.backbone, settings={"parameters_per_task": 4001})
-    assert other.name != CELL.name
-
-
-def test_a_record_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(TypeError):
-        cells.write(tmp_path, CELL, [{"position": object()}])
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_demo_ends_with_a_table_of_all_four_methods_and_a_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = tmp_path / "demo.html"
-    demo.main(["--tasks", "2", "--epochs", "2", "--page", str(page), "--results", str(tmp_path / "records")])
-    printed = capsys.readouterr().out
-    for words in ("average", "forgetting", "bytes per", "seconds", "By budget:"):
-        assert words in printed
-    assert "HALRP" in page.read_text()
-    assert len(list((tmp_path / "records").glob("*.json"))) == 4
+def test_values_that_are_the_default_do_not_change_the_name_and_are_written_out_in_the_resolved_form() -> None:
+    spelled = Cell.of(PLAIN | {"settings": {"l2": 1e-4}, "recipe": {"epochs": 20}, "order": "A"})
+    assert spelled.name == Cell.of(PLAIN).name
+    assert spelled.canonical() == PLAIN
+    resolved = Cell.of(PLAIN).resolved()
+    assert resolved["settings"] == {"l2": 1e-4, "redraw": False}
+    assert resolved["recipe"]["epochs"] == 20
+    assert resolved["order"] == "A"
+    assert Cell.of(spelled.canonical()) == Cell.of(PLAIN)

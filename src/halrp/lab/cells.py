@@ -1,27 +1,24 @@
-"""A cell: one run of a method on a stream, and its raw record.
+"""A cell: one run of a method on a stream, described by a configuration that is checked before anything runs.
 
-A record holds what was measured and nothing derived from it: after each task the accuracy on every task seen so far,
-what is stored, the seconds it took, the ranks. Tables are computed from records, never the other way round.
+Its name ends in a hash of what it is made of. Values that are the default are left out of the hash, so that a new
+setting with a default does not rename the cells of yesterday; a record says all values, defaults included.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import os
-import platform
-import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
-import torch
+from torch import nn
 
-from halrp import Recipe, __version__, draws
+from halrp import Recipe, draws
+from halrp.describe import describe
+from halrp.errors import SettingError
 from halrp.lab import backbones, methods, streams
-from halrp.lab.methods.halrp import HalrpMethod
-from halrp.train import Notify
+from halrp.lab.names import nearest
 
 
 @dataclass(frozen=True)
@@ -35,99 +32,95 @@ class Cell:
     seed: int = 0
     fraction: float = 1.0
     settings: dict[str, Any] = field(default_factory=dict)
-    """Settings of the method's preset."""
+    """Settings of the method that differ from its defaults."""
     recipe: dict[str, Any] = field(default_factory=dict)
-    """Settings of `Recipe` that differ from its defaults."""
+    """Settings of `Recipe` that differ from its defaults; `epochs` is one of them."""
+    network: dict[str, Any] = field(default_factory=dict)
+    """Settings of the backbone that differ from its defaults."""
     tasks: int | None = None
     """Learn only so many tasks of the stream; None means all."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run, before anything is."""
+        streams.identities(self.stream, self.order)
+        nearest("backbone", self.backbone, backbones.BACKBONES)
+        for name, good, remedy in (
+            ("seed", _whole(self.seed) and 0 <= self.seed < 2**31, "a whole number of at least 0"),
+            ("fraction", _number(self.fraction) and 0 < self.fraction <= 1, "a share above 0 and at most 1"),
+            ("tasks", self.tasks is None or (_whole(self.tasks) and self.tasks >= 1), "a whole number of at least 1"),
+        ):
+            if not good:
+                raise SettingError(f"{name}={getattr(self, name)!r} of a cell is out of range; give {remedy}")
+        self.make_recipe()
+        methods.settings_of(self.method, self.settings)
+        self.make_method(methods.Context(_unbuilt, self.make_recipe()))
+
+    @staticmethod
+    def of(values: Mapping[str, Any]) -> Cell:
+        """A cell from a mapping, such as a table of a TOML file; an unknown key is an error with the nearest one."""
+        known = [f.name for f in dataclasses.fields(Cell)]
+        for key in values:
+            nearest("entry of a cell", key, known)
+        for key in ("method", "stream", "backbone"):
+            if key not in values:
+                raise SettingError(f"a cell needs a {key}; there is none in {dict(values)}")
+        return Cell(**values)
 
     @property
     def name(self) -> str:
         """A file name that says what the cell is, with a hash of everything it is made of."""
-        digest = format(draws.seed_of(json.dumps(asdict(self), sort_keys=True)) % 16**6, "06x")
+        digest = format(draws.seed_of(json.dumps(self.canonical(), sort_keys=True)) % 16**8, "08x")
         share = f"{100 * self.fraction:g}"
-        return f"{self.stream}-{self.backbone}-{share}-{self.method}-{self.order}{self.seed}-{digest}"
+        order = self.order if len(self.order) <= 12 else "listed"
+        return f"{self.stream}-{self.backbone}-{share}-{self.method}-{order}{self.seed}-{digest}"
+
+    def canonical(self) -> dict[str, Any]:
+        """The configuration without what is the default."""
+        values = asdict(self)
+        defaults = methods.METHODS[self.method].settings()
+        values["settings"] = {k: v for k, v in self.settings.items() if k not in defaults or defaults[k] != v}
+        plain = Recipe()
+        values["recipe"] = {k: v for k, v in self.recipe.items() if getattr(plain, k) != v}
+        empty = {f.name: f.default for f in dataclasses.fields(Cell)} | {"settings": {}, "recipe": {}, "network": {}}
+        return {k: v for k, v in values.items() if v != empty[k]}
+
+    def resolved(self) -> dict[str, Any]:
+        """The configuration with every default written out."""
+        settings = methods.settings_of(self.method, self.settings)
+        return asdict(self) | {"settings": describe_all(settings), "recipe": describe(self.make_recipe())}
+
+    def make_recipe(self) -> Recipe:
+        """The recipe of the run."""
+        known = [f.name for f in dataclasses.fields(Recipe)]
+        for key in self.recipe:
+            nearest("setting of a recipe", key, known)
+        try:
+            return Recipe(**self.recipe)
+        except TypeError as error:
+            raise SettingError(f"recipe {self.recipe} of a cell has a value of the wrong kind: {error}") from error
+
+    def make_method(self, context: methods.Context) -> methods.Method:
+        """The method of the run, which has learned nothing."""
+        try:
+            return methods.make(self.method, context, **self.settings)
+        except (TypeError, ValueError) as error:
+            if isinstance(error, SettingError):
+                raise
+            raise SettingError(f"method {self.method!r} does not take {self.settings}: {error}") from error
 
 
-def run(
-    cell: Cell, data: str | os.PathLike[str] | None = None, progress: Notify | None = None
-) -> Iterator[dict[str, Any]]:
-    """Run a cell, yielding one raw row after each task."""
-    stream = streams.load(cell.stream, cell.order, cell.seed, cell.fraction, data)[: cell.tasks]
-    context = methods.Context(
-        build=lambda classes, seed: backbones.build(cell.backbone, classes=classes, seed=seed),
-        recipe=Recipe(**cell.recipe),
-        seed=cell.seed,
-        progress=progress,
-    )
-    method = methods.make(cell.method, context, **cell.settings)
-    tests = []
-    for position in range(len(stream)):
-        task = stream[position]
-        tests.append(task.test)
-        began = time.perf_counter()
-        method.learn(task)
-        seconds = time.perf_counter() - began
-        accuracies = [_accuracy(method, split, index) for index, split in enumerate(tests)]
-        size = method.stored()
-        row: dict[str, Any] = {
-            "position": position,
-            "identity": task.identity,
-            "task": task.name,
-            "classes": task.classes,
-            "examples": len(task.train.y),
-            "test": accuracies,
-            "parameters": size.parameters,
-            "bytes": size.bytes,
-            "seconds": round(seconds, 3),
-        }
-        if isinstance(method, HalrpMethod) and method.learner is not None:
-            delta = method.learner.tasks[task.name]
-            row |= {
-                "ranks": delta.ranks,
-                "view": delta.view,
-                "delta_parameters": delta.parameters,
-                "paper_count": delta.paper_count(),
-                "paper_count_all": sum(d.paper_count() for d in method.learner.tasks.values() if d.owned),
-                "base_parameters": method.learner.base_parameters,
-            }
-        yield row
+def describe_all(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as plain JSON."""
+    return {name: describe(value) for name, value in values.items()}
 
 
-def record(cell: Cell, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """A finished cell as one JSON object: its configuration, where it ran, and its raw rows."""
-    return {
-        "cell": asdict(cell),
-        "environment": {
-            "halrp": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-            "threads": torch.get_num_threads(),
-        },
-        "rows": rows,
-    }
+def _unbuilt(classes: int, seed: int) -> nn.Module:
+    raise AssertionError("a method builds a network only when it learns")
 
 
-def write(folder: str | os.PathLike[str], cell: Cell, rows: list[dict[str, Any]]) -> Path:
-    """Write a finished cell's record under a temporary name and move it into place."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"{cell.name}.json"
-    handle, name = tempfile.mkstemp(dir=folder, suffix=".part")
-    try:
-        with os.fdopen(handle, "w") as file:
-            json.dump(record(cell, rows), file, indent=1)
-            file.write("\n")
-        os.chmod(name, 0o644)
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    return target
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _accuracy(method: methods.Method, split: streams.Split, task: int) -> float:
-    guess = method.predict(split.x, task).argmax(1)
-    hits = guess == split.y.to(guess.device)
-    return round(float(hits.float().mean()), 6)
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

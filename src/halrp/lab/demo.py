@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from halrp import train
-from halrp.lab import cells, metrics
+from halrp.lab import cells, metrics, runs
 
 RECIPE = {"epochs": 12, "batch": 32, "lr": 2e-3}
 OFFICIAL_GROWTH = 0.4
@@ -67,12 +67,12 @@ def main(arguments: list[str] | None = None) -> None:
             progress.start_task(bar)
             cell = _cell(name, recipe, options.tasks, options.seed, finished)
             rows = []
-            for row in cells.run(cell, progress=_on_bar(progress, bar, options.epochs)):
+            for row in runs.run(cell, progress=_on_bar(progress, bar, options.epochs)):
                 rows.append(row)
                 progress.update(bar, completed=len(rows) * options.epochs, doing="")
             finished[name] = rows
             if options.results:
-                cells.write(options.results, cell, rows)
+                runs.write(options.results, runs.record(cell, rows))
     page = Console(record=True, file=io.StringIO(), width=110)
     for target in (console, page):
         target.print(_table(finished))
@@ -122,7 +122,7 @@ def _on_bar(progress: Progress, bar: Any, epochs: int) -> train.Notify:
         if event.loss is None:
             return
         tried = begun.setdefault(event.task, len(begun)) * epochs
-        done = event.epoch if event.stage in ("separate", "finetune", "base", "warm-up") else event.epoch + 1
+        done = event.epoch if event.stage in ("fine-tune", "base", "warm-up") else event.epoch + 1
         progress.update(bar, completed=tried + min(done, epochs), doing=f"{event.task}: {event.stage}")
 
     return notify

@@ -1,51 +1,56 @@
-"""Networks by name: `build("lenet", classes=10)`.
+"""Networks by name: `build("lenet", classes=10, shape=(3, 32, 32))`.
 
 A backbone is a plain `nn.Module` that maps a batch of inputs to logits and ends in an `nn.Linear` called
-`head`, the one layer every task owns. Adding one is a file with a class and a line in `BACKBONES`.
+`head`, the one layer every task owns. Adding one is a file with a class and a line in `BACKBONES`; the class takes
+the settings `channels` and `pixels`, or `inputs`, if it can be made for images of another shape.
 
 Initial weights are a function of the seed alone. They are drawn on the CPU from the default generator, whose
 state is put back afterwards, so that building a network changes no other draw and gives the same weights on
 every device.
 """
 
-import difflib
 import inspect
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from halrp.errors import SettingError
+from halrp.lab.backbones.alexnet import AlexNet
 from halrp.lab.backbones.digits_net import DigitsNet
-from halrp.lab.backbones.lenet import LeNet
+from halrp.lab.backbones.lenet import LeNet, LeNetLarge
 from halrp.lab.backbones.mlp import MLP
 from halrp.lab.backbones.resnet import ResNet18
+from halrp.lab.names import nearest
 
 __all__ = ["BACKBONES", "build"]
 
 BACKBONES: dict[str, Callable[..., nn.Module]] = {
     "lenet": LeNet,
+    "lenet-large": LeNetLarge,
+    "alexnet": AlexNet,
     "mlp": MLP,
     "resnet18": ResNet18,
     "digits-net": DigitsNet,
 }
 
 
-def build(name: str, classes: int = 10, *, seed: int = 0, **settings: Any) -> nn.Module:
+def build(
+    name: str, classes: int = 10, *, seed: int = 0, shape: Sequence[int] | None = None, **settings: Any
+) -> nn.Module:
     """Build the backbone `name` with one head of `classes` outputs and initial weights drawn from `seed`.
 
-    `settings` go to the backbone's constructor, for instance `build("mlp", classes=5, inputs=3072)`.
+    `shape` is that of one image, (channels, height, width), and is put into the backbone's own settings. Other
+    `settings` go to its constructor, for instance `build("resnet18", classes=5, width=20)`.
     """
-    if name not in BACKBONES:
-        nearest = difflib.get_close_matches(str(name), BACKBONES, n=1, cutoff=0.0)[0]
-        raise SettingError(
-            f"no backbone is called {name!r}; the nearest name is {nearest!r}, and all of them are "
-            f"{', '.join(BACKBONES)}"
-        )
+    nearest("backbone", name, BACKBONES)
     if classes < 1:
         raise SettingError(f"classes={classes} for backbone {name!r}: a head needs at least one class")
     make = BACKBONES[name]
+    if shape is not None:
+        settings = _fitted(name, tuple(shape), settings, inspect.signature(make).parameters)
     try:
         inspect.signature(make).bind(classes=classes, **settings)
     except TypeError as error:
@@ -56,4 +61,24 @@ def build(name: str, classes: int = 10, *, seed: int = 0, **settings: Any) -> nn
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         # The CPU generator alone: torch.manual_seed would also reseed CUDA, which is not put back here.
         torch.default_generator.manual_seed(seed)
-        return make(classes=classes, **settings)
+        try:
+            return make(classes=classes, **settings)
+        except SettingError as error:
+            given = "" if shape is None else f" for images of shape {tuple(shape)}"
+            raise SettingError(f"backbone {name!r} cannot be built{given}: {error}") from None
+
+
+def _fitted(name: str, shape: tuple[int, ...], settings: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Add what the shape of an image says to the settings of a backbone that knows the `known` ones."""
+    refusal = f"backbone {name!r} cannot be built for images of shape {shape}: "
+    if not shape or not all(isinstance(size, int) and size >= 1 for size in shape):
+        raise SettingError(refusal + "every dimension must be a whole number of at least 1")
+    told = {"inputs": math.prod(shape)}
+    if "inputs" not in known:
+        if len(shape) != 3 or shape[1] != shape[2]:
+            raise SettingError(refusal + "it takes square ones, (channels, pixels, pixels)")
+        told = {"channels": shape[0], "pixels": shape[1]}
+    for key, value in told.items():
+        if settings.setdefault(key, value) != value:
+            raise SettingError(refusal + f"{key}={settings[key]!r} says otherwise; leave out one of the two")
+    return settings

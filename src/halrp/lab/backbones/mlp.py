@@ -3,6 +3,8 @@
 from torch import Tensor, nn
 from torch.nn import functional
 
+from halrp.lab.backbones.settings import refuse_size
+
 
 class MLP(nn.Module):
     """The network of the twenty-task benchmarks: inputs → 256 → 256 → classes, with ReLU and no norm layers.
@@ -11,11 +13,13 @@ class MLP(nn.Module):
     example's dimensions: 784 for MNIST, 3072 for CIFAR.
     """
 
-    def __init__(self, classes: int = 10, inputs: int = 784) -> None:
+    def __init__(self, classes: int = 10, inputs: int = 784, bias: bool = True) -> None:
+        """Make the network; without `bias` no layer has one, the head neither."""
         super().__init__()
-        self.linear1 = nn.Linear(inputs, 256)
-        self.linear2 = nn.Linear(256, 256)
-        self.head = nn.Linear(256, classes)
+        refuse_size("MLP", inputs >= 1, "it needs an input", inputs=inputs)
+        self.linear1 = nn.Linear(inputs, 256, bias=bias)
+        self.linear2 = nn.Linear(256, 256, bias=bias)
+        self.head = nn.Linear(256, classes, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits, (batch, classes), of examples (batch, …) with `inputs` values each."""

@@ -2,42 +2,106 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from halrp import Halrp, Learner
-from halrp.lab.methods.contract import Context, Size
+from halrp.lab.methods import networks
+from halrp.lab.methods.contract import Context, Method, Size, State
 from halrp.lab.streams import Task
+from halrp.prune import Prune
+from halrp.store import Store
 
 
-class HalrpMethod:
+class HalrpMethod(Method):
     """One frozen base, made by the first task, and a low-rank delta for each later one."""
 
-    def __init__(self, context: Context, method: Halrp | None = None) -> None:
-        """Take the run's context and the composition of the method."""
-        self.context, self.method = context, method
+    def __init__(self, context: Context, method: Halrp) -> None:
+        """Take the composition of the method.
+
+        Only pruning of committed tasks can change one. Any pruning looks at what all tasks so far have added.
+        """
+        super().__init__(context)
+        self.method = method
+        self.frozen = not (isinstance(method.compress, Prune) and method.compress.committed)
+        self.first_decides = not isinstance(method.compress, Prune)
         self.learner: Learner | None = None
+        self.rows = 0
+        """How many rows a task's network is given at once in evaluation."""
 
     def learn(self, task: Task) -> None:
         """Learn the base, or a delta."""
         if self.learner is None:
-            context = self.context
-            self.learner = Learner(
-                context.build(task.classes, context.seed),
-                head="head",
-                method=self.method,
-                recipe=context.recipe,
-                seed=context.seed,
-                progress=context.progress,
-            )
-        self.learner.learn(task.name, task.train, task.val, classes=task.classes)
+            self.learner = self._learner(task.classes, {})
+        self.learner.learn(task.name, task.train, task.val, classes=task.classes, augment=task.augment)
+
+    def _learner(self, classes: int, files: Mapping[str, bytes]) -> Learner:
+        """A learner that knows what the files of a store hold."""
+        context = self.context
+        model = context.build(classes, context.seed)
+        self.rows = networks.chunk(context, model)
+        with ExitStack() as stack:
+            scratch = context.work is None
+            folder = (context.work or Path(stack.enter_context(tempfile.TemporaryDirectory()))) / "store"
+            for path in _content(folder):  # left by a run that was killed; its trainings in progress stay
+                path.unlink(missing_ok=True)
+            for name, content in files.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes(content)
+            how: dict[str, Any] = {
+                "method": self.method,
+                "recipe": context.recipe,
+                "seed": context.seed,
+                "progress": context.progress,
+            }
+            if scratch and files:
+                return Learner.load(folder, model, **how)
+            store = None if scratch else Store(folder, networks.CHECKPOINT_EVERY)
+            return Learner(model, head=networks.HEAD, store=store, **how)
 
     def predict(self, x: Tensor, task: int) -> Tensor:
         """Logits of the task at a position."""
-        assert self.learner is not None, "learn a task first"
-        return self.learner.predict(x, list(self.learner.tasks)[task])
+        learner = self._ready()
+        return learner.predict(x, list(learner.tasks)[task], batch=self.rows)
 
     def stored(self) -> Size:
-        """The base with its buffers, and every delta."""
-        assert self.learner is not None, "learn a task first"
-        base, deltas = self.learner.base_size, self.learner.tasks.values()
+        """The base with its buffers, and the file of every delta."""
+        learner = self._ready()
+        base, deltas = learner.base_size, learner.tasks.values()
         return Size(base[0] + sum(d.parameters for d in deltas), base[1] + sum(d.bytes for d in deltas))
+
+    def counted(self) -> int:
+        """The paper's count: the base's parameters, and non-zeros of every delta without biases and statistics."""
+        learner = self._ready()
+        return learner.base_parameters + sum(d.paper_count() for d in learner.tasks.values() if d.owned)
+
+    def facts(self) -> dict[str, Any]:
+        """Ranks and view of the newest delta."""
+        delta = list(self._ready().tasks.values())[-1]
+        return {"ranks": delta.ranks, "view": delta.view}
+
+    def state(self) -> State:
+        """The learner's store: the bytes of its files."""
+        with tempfile.TemporaryDirectory() as folder:
+            self._ready().save(folder)
+            files = {str(path.relative_to(folder)): path.read_bytes() for path in _content(Path(folder))}
+        return State({n: torch.frombuffer(bytearray(b), dtype=torch.uint8) for n, b in files.items()}, {})
+
+    def restore(self, state: State) -> None:
+        """Load the store; the model is built for its architecture, and the store knows the width of its head."""
+        self.learner = self._learner(2, {n: content.cpu().numpy().tobytes() for n, content in state.tensors.items()})
+
+    def _ready(self) -> Learner:
+        assert self.learner is not None, "learn a task first"
+        return self.learner
+
+
+def _content(folder: Path) -> list[Path]:
+    """The files that a store has committed."""
+    return [folder / "manifest.json", *folder.glob("base-*"), *folder.glob("tasks/*")] if folder.is_dir() else []

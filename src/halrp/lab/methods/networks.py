@@ -1,113 +1,194 @@
-"""The two ends of the scale: a separate network for every task, and one network that is simply trained on.
+"""What methods that train whole networks share: fresh networks, the training of one, logits, and heads.
 
-`Separate` (the paper's STL) shares nothing and forgets nothing. `FineTune` stores one network with a head per task and
-forgets what it must. Every other method lies between them.
+The first task of every method that starts from a plain network is trained here in exactly the way in which the library
+trains its base, so that the same seed gives the same weights and methods differ only in what comes after.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from halrp import draws
-from halrp.data import prepare
-from halrp.lab.methods.contract import Context, Size, size_of
+from halrp.base import Base, formatted
+from halrp.checkpoint import Checkpoints
+from halrp.data import InMemory, prepare, refuse_batch_of_one
+from halrp.lab.methods.contract import Context, Size
 from halrp.lab.streams import Task
 from halrp.layers import new_head
-from halrp.train import Group, Training
-from halrp.views import replace_module
+from halrp.plan import BATCH_NORMS, Plan, plan
+from halrp.store import slug
+from halrp.train import Group, Training, autocast
+from halrp.views import get_tensor, replace_module
+
+HEAD = "head"
+CHECKPOINT_EVERY = 30.0
+"""Seconds of training that a run may lose when it is killed."""
 
 
-def train_all(net: nn.Module, task: Task, context: Context, stage: str) -> None:
-    """Train every parameter of a network on a task."""
+def fresh(context: Context, task: Task, *salt: object) -> tuple[nn.Module, Plan]:
+    """A network that has learned nothing, with a head for the task, and the plan that tells its parameters apart.
+
+    Its weights are a function of the run's seed, and of `salt` if there is any.
+    """
+    seed = draws.seed_of(context.seed, *salt) % 2**31 if salt else context.seed
+    model = context.build(task.classes, seed)
+    channels_last = context.recipe.channels_last and any(isinstance(m, nn.Conv2d) for m in model.modules())
+    initial = Base(model, plan(model, HEAD), channels_last)
+    return initial.trainable(task.classes, *first_names(context, task, *salt)), initial.plan
+
+
+def first_names(context: Context, task: Task, *salt: object) -> tuple[object, ...]:
+    """What the draws of a network that learns its first task are a function of; the library's base has the same."""
+    return (context.seed, *salt, None, task.name)
+
+
+def later_names(context: Context, task: Task) -> tuple[object, ...]:
+    """What the draws of a later task are a function of."""
+    return context.seed, "later", task.name
+
+
+def weight_groups(net: nn.Module, treated: Plan, l2: float) -> list[Group]:
+    """All parameters that train, with λ/2·‖w‖² on the weights of layers, not on biases, norms or the head."""
+    weights = treated.named("adapted")
+    trained = [(n, p) for n, p in net.named_parameters() if p.requires_grad]
+    return [Group([p for n, p in trained if n in weights], l2=l2), Group([p for n, p in trained if n not in weights])]
+
+
+def fit(
+    context: Context,
+    task: Task,
+    net: nn.Module,
+    groups: Iterable[Group],
+    names: tuple[object, ...],
+    stage: str,
+    epochs: int | None = None,
+    **hooks: Any,
+) -> Training:
+    """Train a network on a task by the run's recipe; `hooks` go to `Training`. It is left in evaluation mode."""
     recipe = context.recipe
-    device = next(net.parameters()).device
-    if recipe.channels_last:
-        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    data, _ = prepare(
-        (task.train.x, task.train.y),
-        what=f"{task.name}: train",
-        device=device,
-        batch=recipe.batch,
-        classes=task.classes,
-        channels_last=recipe.channels_last,
-    )
-    Training(
+    return Training(
         net,
-        [Group(list(net.parameters()))],
-        data,
+        groups,
+        examples(context, task, net),
         recipe,
-        epochs=recipe.epochs,
-        names=(context.seed, stage, task.name),
+        epochs=recipe.epochs if epochs is None else epochs,
+        names=(*names, stage),
         task=task.name,
         stage=stage,
         notify=context.progress,
+        augment=task.augment,
+        checkpoints=checkpoints(context, task),
+        **hooks,
     ).run()
 
 
+def examples(context: Context, task: Task, net: nn.Module) -> InMemory:
+    """The training data of a task, checked, as a network takes them."""
+    recipe, what = context.recipe, f"{task.name}: train"
+    data, _ = prepare(
+        (task.train.x, task.train.y),
+        what=what,
+        device=next(net.parameters()).device,
+        batch=recipe.batch,
+        classes=task.classes,
+        channels_last=recipe.channels_last and any(isinstance(m, nn.Conv2d) for m in net.modules()),
+    )
+    if any(isinstance(m, BATCH_NORMS) for m in net.modules()):
+        refuse_batch_of_one(data, recipe.batch, what)
+    assert isinstance(data, InMemory)
+    return data
+
+
+def checkpoints(context: Context, task: Task) -> Checkpoints | None:
+    """Where the training of a task is kept from time to time, if the run keeps any."""
+    if context.work is None:
+        return None
+    return Checkpoints(context.work / slug(task.name), task.name, CHECKPOINT_EVERY)
+
+
 @torch.no_grad()
-def logits(net: nn.Module, x: Tensor, batch: int = 512) -> Tensor:
-    """Logits of a network in evaluation mode, in chunks."""
-    return torch.cat([net(rows) for rows in x.split(batch)])
+def logits(context: Context, net: nn.Module, x: Tensor) -> Tensor:
+    """Logits of a network in evaluation mode, in chunks.
+
+    A network whose batch norms use the statistics of the batch sees chunks of the size it was trained on.
+    """
+    first = next(net.parameters())
+    x = x.to(first.device)
+    with autocast(context.recipe.autocast, first.device):
+        return torch.cat([net(rows) for rows in x.split(chunks(len(x), chunk(context, net)))])
 
 
-class Separate:
-    """A network of its own for every task."""
-
-    def __init__(self, context: Context) -> None:
-        """Take the run's context."""
-        self.context = context
-        self.nets: list[nn.Module] = []
-
-    def learn(self, task: Task) -> None:
-        """Train a new network."""
-        net = self.context.build(task.classes, draws.seed_of(self.context.seed, task.name) % 2**31)
-        train_all(net, task, self.context, "separate")
-        self.nets.append(net)
-
-    def predict(self, x: Tensor, task: int) -> Tensor:
-        """Logits of the task's own network."""
-        return logits(self.nets[task], x)
-
-    def stored(self) -> Size:
-        """All networks."""
-        sizes = [size_of(net) for net in self.nets]
-        return Size(sum(s.parameters for s in sizes), sum(s.bytes for s in sizes))
+def chunk(context: Context, net: nn.Module) -> int:
+    """How many rows a network is given at once in evaluation."""
+    by_batch = any(isinstance(m, BATCH_NORMS) and m.running_mean is None for m in net.modules())
+    return context.recipe.batch if by_batch else 512
 
 
-class FineTune:
-    """One network trained on task after task, with a head kept for each."""
+def chunks(rows: int, size: int) -> list[int]:
+    """Sizes of the chunks of so many rows; a single last row joins the chunk before it."""
+    whole, rest = divmod(rows, size)
+    if rest == 1 and whole:
+        return [size] * (whole - 1) + [size + 1]
+    return [size] * whole + [rest] * (rest > 0)
 
-    def __init__(self, context: Context) -> None:
-        """Take the run's context."""
-        self.context = context
-        self.net: nn.Module | None = None
-        self.heads: list[nn.Module] = []
 
-    def learn(self, task: Task) -> None:
-        """Train the network on, with a new head."""
-        context = self.context
-        if self.net is None:
-            self.net = context.build(task.classes, context.seed)
-        else:
-            device = next(self.net.parameters()).device
-            with draws.isolated(context.seed, "head", task.name, device=device):
-                replace_module(self.net, "head", new_head(self.net.get_submodule("head"), task.classes))
-        train_all(self.net, task, context, "finetune")
-        self.heads.append(self.net.get_submodule("head"))
+def add_head(context: Context, net: nn.Module, task: Task) -> nn.Module:
+    """Give a network a new head for a task, drawn from the task's name, and return it."""
+    with draws.isolated(*later_names(context, task), "head", device=next(net.parameters()).device):
+        head = new_head(net.get_submodule(HEAD), task.classes)
+    replace_module(net, HEAD, head)
+    return head
 
-    def predict(self, x: Tensor, task: int) -> Tensor:
-        """Logits of the body as it is now, with the head of the task."""
-        assert self.net is not None, "learn a task first"
-        current = self.net.get_submodule("head")
-        replace_module(self.net, "head", self.heads[task])
-        try:
-            return logits(self.net, x)
-        finally:
-            replace_module(self.net, "head", current)
 
-    def stored(self) -> Size:
-        """The body, and every head."""
-        assert self.net is not None, "learn a task first"
-        body, heads = size_of(self.net), [size_of(head) for head in self.heads[:-1]]
-        return Size(body.parameters + sum(h.parameters for h in heads), body.bytes + sum(h.bytes for h in heads))
+def width(net: nn.Module) -> int:
+    """How many classes a network's head tells apart."""
+    return len(next(net.get_submodule(HEAD).parameters()))
+
+
+def size_of(tensors: Iterable[Tensor]) -> Size:
+    """Numbers and bytes of some tensors."""
+    found = list(tensors)
+    return Size(sum(t.numel() for t in found), sum(t.numel() * t.element_size() for t in found))
+
+
+def contents(net: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and buffer of a network, by name."""
+    return {n: t.detach() for n, t in (*net.named_parameters(), *net.named_buffers())}
+
+
+def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors under longer names."""
+    return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
+
+
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors whose names have a prefix, without it."""
+    return {n.removeprefix(f"{prefix}/"): t for n, t in tensors.items() if n.startswith(f"{prefix}/")}
+
+
+@torch.no_grad()
+def fill(net: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors into the parameters and buffers of their names."""
+    for name, tensor in tensors.items():
+        get_tensor(net, name).copy_(tensor)
+
+
+def empty(context: Context, classes: int) -> tuple[nn.Module, Plan]:
+    """A network whose weights are about to be filled in: right shapes and memory format, in evaluation mode."""
+    net = context.build(classes, context.seed)
+    treated = plan(net, HEAD)
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad_(treated.treatments[name].kind != "shared")
+    if context.recipe.channels_last and any(isinstance(m, nn.Conv2d) for m in net.modules()):
+        net = formatted(net, channels_last=True)
+    return net.eval(), treated
+
+
+def empty_head(net: nn.Module, classes: int) -> nn.Module:
+    """A frozen head of another width for a network, about to be filled in."""
+    with torch.random.fork_rng(devices=[]):
+        return new_head(net.get_submodule(HEAD), classes).requires_grad_(False)

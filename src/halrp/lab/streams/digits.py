@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from halrp.errors import SettingError
-from halrp.lab.streams.stream import Split, Stream, Task, identities_of, shares
+from halrp.lab.streams.protocol import drawn_orders, identities_of, shares
+from halrp.lab.streams.stream import Normal, Split, Stream, Task
 
 NAME = "digits"
 TRAIN, VALIDATION = 88, 26
@@ -53,8 +53,7 @@ TASKS = [(digits, transformation) for transformation in TRANSFORMATIONS for digi
 
 def orders() -> dict[str, list[int]]:
     """Return the five orders: A by identity, B to E the permutations drawn from the seeds 1 to 4."""
-    drawn = {name: np.random.RandomState(seed).permutation(len(TASKS)).tolist() for seed, name in enumerate("BCDE", 1)}
-    return {"A": list(range(len(TASKS))), **drawn}
+    return drawn_orders(len(TASKS))
 
 
 def draw(
@@ -75,8 +74,6 @@ def draw(
 def load(order: str, seed: int, fraction: float, data: str | PathLike[str] | None = None) -> Stream:
     """Load the stream. `data` is not needed: the images come with scikit-learn."""
     identities = identities_of(NAME, orders(), order)
-    if not 0 <= seed < 2**32:
-        raise SettingError(f"seed={seed} of stream {NAME!r} must be an integer from 0 to 2³²−1")
 
     from sklearn.datasets import load_digits  # slow to import, and no other stream needs it
 
@@ -95,6 +92,15 @@ def load(order: str, seed: int, fraction: float, data: str | PathLike[str] | Non
             return Split(torch.from_numpy(x).unsqueeze(1), torch.from_numpy(labels[mine] - classes[0]))
 
         train, val, test = (split(part) for part in parts)
-        return Task(f"{digits}-{transformation}", identity, len(classes), train, val, test)
+        return Task(
+            name=f"{digits}-{transformation}",
+            identity=identity,
+            classes=len(classes),
+            train=train,
+            val=val,
+            test=test,
+            class_names=tuple(str(digit) for digit in classes),
+            normal=Normal((MEAN,), (DEVIATION,)),
+        )
 
-    return Stream(NAME, order, seed, fraction, identities, make)
+    return Stream(NAME, order, seed, fraction, identities, make, (1, 8, 8))

@@ -6,15 +6,11 @@ benchmark take far more memory as normalised floats than as the bytes they are s
 look at one task at a time.
 """
 
-import difflib
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, overload
 
-from torch import Tensor
-
-from halrp.errors import SettingError
+from torch import Generator, Tensor
 
 
 class Split(NamedTuple):
@@ -22,6 +18,18 @@ class Split(NamedTuple):
 
     x: Tensor
     y: Tensor
+
+
+class Normal(NamedTuple):
+    """x = (pixel − mean) / deviation, with pixels in 0 … 1 and values by channel, or one for all channels."""
+
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+
+Augment = Callable[[Tensor, Generator], Tensor]
+"""`augment(x, generator)`: a batch of images (batch, channels, height, width) → as many of the same shape. Every draw
+comes from the generator, which lies on the CPU."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +45,12 @@ class Task:
     train: Split
     val: Split
     test: Split
+    class_names: tuple[str, ...] = ()
+    """What the classes are called, by local label; empty when they have no names."""
+    normal: Normal = Normal((0.0,), (1.0,))
+    """How the pixels were normalised."""
+    augment: Augment | None = None
+    """What training does to its images, batch by batch; None where the protocol has nothing."""
 
     def __repr__(self) -> str:
         sizes = "/".join(str(len(split.y)) for split in (self.train, self.val, self.test))
@@ -51,12 +65,15 @@ class Stream(Sequence[Task]):
     """
 
     name: str
+    """The benchmark, its variant after "@" if it has any, and "@subset" where a data set is not whole."""
     order: str
     seed: int
     fraction: float
     identities: tuple[int, ...]
     make: Callable[[int], Task]
     """Make the task of an identity; a pure function."""
+    shape: tuple[int, int, int]
+    """Of one image: channels, height, width."""
 
     def __len__(self) -> int:
         return len(self.identities)
@@ -77,30 +94,3 @@ class Stream(Sequence[Task]):
             f"Stream({self.name!r}, order={self.order!r}, seed={self.seed}, fraction={self.fraction}, "
             f"tasks={len(self)})"
         )
-
-
-def identities_of(stream: str, orders: Mapping[str, Sequence[int]], order: str) -> tuple[int, ...]:
-    """Look up `order` of a benchmark: the identities of its tasks, by position."""
-    if order not in orders:
-        nearest = difflib.get_close_matches(str(order), orders, n=1, cutoff=0.0)[0]
-        raise SettingError(
-            f"stream {stream!r} has no order {order!r}; the nearest name is {nearest!r}, and all of them are "
-            f"{', '.join(orders)}"
-        )
-    return tuple(orders[order])
-
-
-def shares(stream: str, count: int, fraction: float, validation: float) -> tuple[int, int]:
-    """Say how many of `count` images a fraction keeps, and how many of those validate.
-
-    kept = ⌈fraction · count⌉ and held = ⌊validation · kept⌋; the other kept images train.
-    """
-    # Rounding first: 0.07 · 5000 is a little more than 350 in binary, and its ceiling would be 351.
-    kept = math.ceil(round(fraction * count, 6))
-    held = math.floor(round(validation * kept, 6))
-    if held == 0:
-        raise SettingError(
-            f"fraction={fraction} of stream {stream!r} keeps {kept} of {count} images and leaves none of them for "
-            f"validation; use at least {math.ceil(1 / validation) / count:.4f}"
-        )
-    return kept, held

@@ -1,0 +1,22 @@
+"""Data sets on disk: found, downloaded, decoded once, and read as arrays of bytes."""
+
+from halrp.lab.data.images import DataDamaged, DataMissing, Found, Images
+from halrp.lab.data.inventory import Status, status
+from halrp.lab.data.places import cache_directory, data_directory, facts
+from halrp.lab.data.reading import read
+from halrp.lab.data.sets import SETS, DataSet
+
+__all__ = [
+    "SETS",
+    "DataDamaged",
+    "DataMissing",
+    "DataSet",
+    "Found",
+    "Images",
+    "Status",
+    "cache_directory",
+    "data_directory",
+    "facts",
+    "read",
+    "status",
+]

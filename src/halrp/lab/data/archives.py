@@ -1,0 +1,174 @@
+"""The files inside files: archives and compressed files, read in place, member by member.
+
+Nothing is unpacked to disk. An archive may come from anywhere, so it is not trusted: a name that leads out of the
+archive, a member that is neither a file nor a folder, a size that no data set has, a wrong checksum or an early end
+raises `DataDamaged`.
+"""
+
+import gzip
+import io
+import lzma
+import re
+import stat
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, cast
+
+from halrp.lab.data.images import DataDamaged
+
+LARGEST_MEMBER = 256 << 20
+"""Bytes of the largest file in an archive; those of the known sets have at most 174 MB."""
+LARGEST_TOTAL = 1 << 30
+"""Bytes of all files in an archive together; those of the known sets have at most 0.4 GB."""
+MOST_MEMBERS = 500_000
+AGAIN = "Copy or download it again."
+
+_UNREADABLE = (
+    OSError,
+    EOFError,
+    ValueError,
+    RuntimeError,  # a zip with a password, or of a kind that the standard library does not read
+    struct.error,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+)
+
+
+class Member(NamedTuple):
+    """A file, or a file in an archive."""
+
+    name: str
+    """With its folders, separated by `/`."""
+    content: bytes
+    origin: str
+    """What an error calls it: the path, and for an archive the name in it."""
+
+
+def members(root: Path, files: Iterable[Path], wanted: Callable[[str], object] = bool) -> Iterator[Member]:
+    """Give the members of `files` whose names are `wanted`: those of archives, or the files themselves.
+
+    A plain file is named by its path from `root`, a compressed one likewise without `.gz` or `.xz`. Members come in the
+    order in which they lie in an archive.
+    """
+    for path in files:
+        try:
+            if path.name.endswith(".zip"):
+                yield from _zip_members(path, wanted)
+            elif re.search(r"\.(tar|tar\.gz|tgz|tar\.xz)$", path.name):
+                yield from _tar_members(path, wanted)
+            else:
+                name = re.sub(r"\.(gz|xz)$", "", path.relative_to(root).as_posix())
+                if wanted(name):
+                    with _opened(path) as file:
+                        yield Member(name, _limited(file, path), str(path))
+        except DataDamaged:
+            raise
+        except _UNREADABLE as error:
+            raise DataDamaged(f"{path} cannot be read: {error or type(error).__name__}. {AGAIN}") from error
+
+
+def _opened(path: Path) -> BinaryIO:
+    """Open a file for reading, decompressed if its name says that it is compressed."""
+    if path.stat().st_size == 0 and path.suffix in (".gz", ".tgz", ".xz"):
+        raise EOFError("it is empty")
+    if path.name.endswith((".gz", ".tgz")):
+        return cast(BinaryIO, gzip.open(path))
+    return cast(BinaryIO, lzma.open(path)) if path.name.endswith(".xz") else open(path, "rb")
+
+
+def _limited(file: BinaryIO, path: Path) -> bytes:
+    content = file.read(LARGEST_MEMBER + 1)
+    if len(content) > LARGEST_MEMBER:
+        raise DataDamaged(f"{path} holds more than {LARGEST_MEMBER:,} bytes, which no known data set has. {AGAIN}")
+    return content
+
+
+class _Guard:
+    """Checks what an archive says about its members before any of them is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.total, self.count = path, 0, 0
+
+    def name_of(self, name: str, size: int, plain: bool) -> str:
+        """Return the member's name, without a leading `./`, or refuse the archive."""
+        steps = re.split(r"[\\/]", name)
+        self.total += size
+        self.count += 1
+        problem = None
+        if not name:
+            problem = "has no name"
+        elif name.startswith(("/", "\\")) or ".." in steps or re.match("[A-Za-z]:", name) or "\0" in name:
+            problem = "has a name that leads out of the archive"
+        elif not plain:
+            problem = "is neither a file nor a folder"
+        elif size < 0 or size > LARGEST_MEMBER or self.total > LARGEST_TOTAL or self.count > MOST_MEMBERS:
+            problem = f"is said to have {size:,} bytes and is number {self.count:,}, more than any known data set has"
+        if problem:
+            raise DataDamaged(f"{self.path}: its member {name[:200]!r} {problem}; nothing of it is used. {AGAIN}")
+        return "/".join(step for step in steps if step not in ("", "."))
+
+
+def _zip_members(path: Path, wanted: Callable[[str], object]) -> Iterator[Member]:
+    with zipfile.ZipFile(path) as archive:
+        guard = _Guard(path)
+        chosen = []
+        for info in archive.infolist():
+            kind = stat.S_IFMT(info.external_attr >> 16)
+            name = guard.name_of(info.filename, info.file_size, kind in (0, stat.S_IFREG, stat.S_IFDIR))
+            if not info.is_dir() and wanted(name):
+                chosen.append((name, info))
+        for name, info in chosen:
+            content = archive.read(info)
+            if len(content) != info.file_size:
+                raise DataDamaged(f"{path} ends in the middle of {name!r}. {AGAIN}")
+            yield Member(name, content, f"{path}: {name}")
+
+
+class _Bounded(io.RawIOBase):
+    """A stream that refuses a read larger than any member, which a hostile header can ask for."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+
+    def read(self, size: int = -1) -> bytes:
+        if size < 0 or size > LARGEST_MEMBER + tarfile.BLOCKSIZE:
+            raise tarfile.ReadError(f"a header asks for {size:,} bytes")
+        return self.file.read(size)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        if offset > LARGEST_TOTAL + MOST_MEMBERS * 4 * tarfile.BLOCKSIZE:
+            raise tarfile.ReadError("it is larger than any known data set")
+        return self.file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self.file.tell()
+
+
+def _tar_members(path: Path, wanted: Callable[[str], object]) -> Iterator[Member]:
+    with _opened(path) as file:
+        stream = _Bounded(file)
+        with tarfile.open(fileobj=stream, mode="r:") as archive:
+            guard = _Guard(path)
+            for info in archive:
+                plain = info.isdir() or (info.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not info.issparse())
+                name = guard.name_of(info.name, info.size, plain)
+                if info.isdir() or not wanted(name):
+                    continue
+                stream.seek(info.offset_data)
+                content = stream.read(info.size)
+                if len(content) != info.size:
+                    raise DataDamaged(f"{path} ends in the middle of {name!r}. {AGAIN}")
+                yield Member(name, content, f"{path}: {name}")
+            # The standard library takes a damaged header for the end, so the end mark is looked for; reading on to the
+            # end of the stream checks its checksum.
+            stream.seek(archive.offset)
+            if stream.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                raise DataDamaged(f"{path} ends early or has a damaged header. {AGAIN}")
+            while file.read(1 << 20):
+                stream.seek(stream.tell())

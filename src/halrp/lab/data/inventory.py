@@ -1,0 +1,111 @@
+"""What of the data sets is there: for a list, cheaply; and on request verified against published checksums."""
+
+import hashlib
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halrp.lab.data.images import DataDamaged, Found, Progress
+from halrp.lab.data.kept import kept_arrays
+from halrp.lab.data.pictures import tinyimagenet_files
+from halrp.lab.data.places import facts
+from halrp.lab.data.reading import Located, locate, read, whole
+from halrp.lab.data.sets import SETS
+from halrp.lab.data.sources import sources
+from halrp.lab.names import nearest
+
+
+@dataclass(frozen=True)
+class Status:
+    """What is known about a data set on this machine."""
+
+    name: str
+    title: str
+    present: bool
+    layout: str | None = None
+    place: Path | None = None
+    """The directory in which its files are."""
+    bytes: int = 0
+    """Of its files, on disk."""
+    whole: bool | None = None
+    """True or False for a subset; None if it is not there, or was never decoded."""
+    verified: str = "not asked"
+    """"yes" if the files or the decoded images have a published checksum, "no" if they should have and have not, or are
+    damaged; "unknown" if none is published for what is there."""
+    problem: str = ""
+    """What is wrong with it."""
+
+
+def status(
+    name: str, data: str | PathLike[str] | None = None, verify: bool = False, progress: Progress | None = None
+) -> Status:
+    """Tell whether the data set `name` is there, and how. Only `verify` decodes images or reads files."""
+    nearest("data set", name, SETS)
+    chosen = SETS[name]
+    located = locate(chosen, data)
+    if located is None:
+        return Status(name, chosen.title, present=False)
+    layout, place, parts = located
+    files = dict.fromkeys(path for mine in parts.values() for path in mine)
+    size = sum(path.stat().st_size for path in files)
+    complete, verified, problem = None, "not asked", ""
+    if verify:
+        try:
+            found = read(name, data, progress)
+            complete, verified = found.whole, _verified(name, located, found)
+        except DataDamaged as error:
+            verified, problem = "no", str(error)
+    else:
+        kept = {part: kept_arrays(f"{name}-{part}", place, mine) for part, mine in parts.items()}
+        counts = {part: len(one.labels) for part, one in kept.items() if one is not None}
+        complete = whole(chosen, counts) if len(counts) == len(kept) else None
+    return Status(name, chosen.title, True, layout.name, place, size, complete, verified, problem)
+
+
+def _verified(name: str, located: Located, found: Found) -> str:
+    """Compare with the checksums of official files, then with those of decoded images: yes, no or unknown."""
+    official = {Path(file.path).name: file.checksum for file in sources()[name].files} if name in sources() else {}
+    published = [official.get(path.name) for path in found.files]
+    if all(published):
+        pairs = zip(found.files, published, strict=True)
+        if all(known is not None and _of_file(path, known[0]) == known[1] for path, known in pairs):
+            return "yes"
+    known = facts("checksums")["sets"].get(name)
+    if known is None or (known["layouts"] is not None and found.layout not in known["layouts"]):
+        return "no" if all(published) else "unknown"
+    parts = known["parts"]
+    if any(len(found.parts[part].labels) != parts[part]["count"] for part in parts):
+        return "no" if all(published) else "unknown"
+    same = all(_sums(known, part, located, found) == (parts[part]["images"], parts[part]["labels"]) for part in parts)
+    return "yes" if same else "no"
+
+
+def _of_file(path: Path, algorithm: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, algorithm).hexdigest()
+
+
+def _sums(known: dict[str, Any], part: str, located: Located, found: Found) -> tuple[str, str | None]:
+    """Return the checksums of a part's images and labels, in the form of the fact; None where it has none."""
+    form, algorithm, labelled = known["form"], known["algorithm"], known["parts"][part]["labels"] is not None
+    images, labels = found.parts[part]
+    if form == "files":
+        pictures, _ = tinyimagenet_files(part, located.place, located.files[part])
+        total = hashlib.new(algorithm)
+        for member in pictures:
+            total.update(member.content)
+        return total.hexdigest(), None
+    arrays: list[NDArray[np.uint8]] = [images[..., 0] if form == "idx" else images, labels.astype(np.uint8)]
+    sums = [hashlib.new(algorithm, _header(array) if form == "idx" else b"") for array in arrays]
+    for total, array in zip(sums, arrays, strict=True):
+        total.update(np.ascontiguousarray(array).data)
+    return sums[0].hexdigest(), sums[1].hexdigest() if labelled else None
+
+
+def _header(array: NDArray[np.uint8]) -> bytes:
+    """The header of an IDX file that holds this array."""
+    return bytes((0, 0, 8, array.ndim)) + b"".join(length.to_bytes(4, "big") for length in array.shape)

@@ -1,0 +1,98 @@
+"""Reading a data set by name: found in one of its layouts, decoded once, checked, and told whole from subset."""
+
+from os import PathLike
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from halrp.lab.data.archives import AGAIN
+from halrp.lab.data.images import DataDamaged, DataMissing, Decoded, Found, Images, Progress
+from halrp.lab.data.kept import decoded
+from halrp.lab.data.layouts import Layout
+from halrp.lab.data.places import data_directory, facts
+from halrp.lab.data.sets import SETS, DataSet
+from halrp.lab.names import nearest
+
+
+class Located(NamedTuple):
+    """Where the files of a data set are."""
+
+    layout: Layout
+    place: Path
+    files: dict[str, tuple[Path, ...]]
+    """By part."""
+
+
+def read(name: str, data: str | PathLike[str] | None = None, progress: Progress | None = None) -> Found:
+    """Read the data set `name` from the data directory.
+
+    The layouts of `SETS[name]` are tried in order. Pictures are decoded on the first read, of which `progress` is told,
+    and mapped from the cache afterwards: the arrays are read-only.
+    """
+    nearest("data set", name, SETS)
+    chosen = SETS[name]
+    located = locate(chosen, data)
+    if located is None:
+        raise _missing(chosen, data_directory(data))
+    layout, place, files = located
+    made = {}
+    for part, mine in files.items():
+
+        def decode(part: str = part, mine: tuple[Path, ...] = mine) -> Decoded:
+            text = f"{chosen.title}, {part}"
+            return layout.decode(part, place, mine, lambda at, of: progress(at, of, text) if progress else None)
+
+        made[part] = decoded(f"{name}-{part}", place, mine, decode)
+    classes = {part: one.classes or tuple(facts("classes")[name]) for part, one in made.items()}
+    for part, one in made.items():
+        check(chosen, part, one, len(classes[part]), place)
+    return Found(
+        parts={part: Images(one.images, one.labels) for part, one in made.items()},
+        whole=whole(chosen, {part: len(one.labels) for part, one in made.items()}),
+        classes=sum(dict.fromkeys(classes.values()), ()),
+        layout=layout.name,
+        part_classes=classes,
+        place=place,
+        files=tuple(dict.fromkeys(path for mine in files.values() for path in mine)),
+    )
+
+
+def locate(chosen: DataSet, data: str | PathLike[str] | None = None) -> Located | None:
+    """Find the first layout of a data set that is in the data directory, or in the layout's own place."""
+    for layout in chosen.layouts:
+        place = Path(layout.place) if layout.place else data_directory(data)
+        if (files := layout.find(place)) is not None:
+            return Located(layout, place, files)
+    return None
+
+
+def whole(chosen: DataSet, counts: dict[str, int]) -> bool:
+    """Whether these are the numbers of images of the published set."""
+    return counts == dict(chosen.counts)
+
+
+def check(chosen: DataSet, part: str, one: Decoded, classes: int, place: Path) -> None:
+    """Check shapes and counts: every class is there, none more often than it should, and no part is too large."""
+    name = f"{chosen.title}, {part}, in {place}"
+    if one.images.shape[1:] != chosen.shape:
+        raise DataDamaged(f"{name} has images of shape {one.images.shape[1:]}, not {chosen.shape}. {AGAIN}")
+    if len(one.labels) > chosen.counts[part]:
+        raise DataDamaged(f"{name} has {len(one.labels):,} images; the set has {chosen.counts[part]:,}. {AGAIN}")
+    counts = np.bincount(one.labels, minlength=classes)
+    few, many = int(counts.argmin()), int(counts.argmax())
+    if len(counts) > classes or not counts[few] or (chosen.balanced and counts[few] != counts[many]):
+        expected = "every class should have as many" if chosen.balanced else "every class should have some"
+        raise DataDamaged(
+            f"{name} has {counts[few]} images of class {few} and {counts[many]} of class {many}; {expected}, from 0 to "
+            f"{classes - 1}. {AGAIN}"
+        )
+
+
+def _missing(chosen: DataSet, root: Path) -> DataMissing:
+    layouts = "; or ".join(layout.shown for layout in chosen.layouts)
+    hint = f" or {chosen.hint}," if chosen.hint else ""
+    return DataMissing(
+        f"{chosen.title} is not in {root}. Expected there: {layouts}. Get it with `halrp data get {chosen.name}`,"
+        f"{hint} or use a directory of your own: pass data=... or set the environment variable HALRP_DATA to it."
+    )

@@ -1,0 +1,218 @@
+"""One HTTP transfer into a part file: from where the part ends if the server can do that, else from the start."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import socket
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from email.message import Message
+from pathlib import Path
+from typing import IO, Any
+
+from halrp._version import __version__
+from halrp.errors import WriteError
+from halrp.files import write as write_whole
+from halrp.lab.data.sources import File
+
+Report = Callable[[int, int | None], None]
+"""Called with the bytes that are there, and all bytes of the file if known."""
+Write = Callable[[Path, int, bytes, int | None], None]
+"""Called with the part file, its handle, a piece of content, and how many bytes are still to come if known."""
+
+_CHUNK = 1 << 18
+_SCHEMES = ("http", "https")
+
+
+class Passing(Exception):  # noqa: N818
+    """A transfer failed for a reason that may pass; what has come is kept."""
+
+
+class Refused(Exception):  # noqa: N818
+    """A transfer failed for a reason that stays."""
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, but never out of HTTP."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        try:
+            _check_scheme(newurl)
+        except Refused:
+            fp.close()
+            raise
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def transfer(
+    url: str,
+    file: File,
+    part: Path,
+    report: Report,
+    timeout: float,
+    write: Write,
+) -> None:
+    """Bring a part file up to the end of what `url` gives, and say after each piece how much there is.
+
+    Raises `Passing` or `Refused`, and whatever `write` raises.
+    """
+    _check_scheme(url)
+    have = part.stat().st_size if part.exists() else 0
+    if have and have == file.bytes:
+        return
+    headers = {"User-Agent": f"halrp/{__version__}", "Accept-Encoding": "identity"}
+    headers |= _resume_headers(url, file, part, have)
+    answer = _open(url, headers, timeout)
+    if answer.status == 206 and _first(answer) != have:  # a range that was not asked for is of no use
+        answer.close()
+        answer = _open(url, _whole(headers), timeout)
+    with answer:
+        _receive(answer, url, file, part, have, report, timeout, write)
+
+
+def _resume_headers(url: str, file: File, part: Path, have: int) -> dict[str, str]:
+    """What to ask for so that the rest of the same file comes, or all of it.
+
+    A server that gave the file a name (ETag) or a time is asked whether it is still the same. Without either, only a
+    published checksum makes it safe to put two pieces together.
+    """
+    if not have or (file.bytes is not None and have > file.bytes):
+        return {}
+    note = {}
+    with suppress(OSError, ValueError):
+        note = json.loads(_note_path(part).read_text("utf-8"))
+    same = isinstance(note, dict) and note.get("url") == url and isinstance(note.get("version"), str)
+    if same:
+        return {"Range": f"bytes={have}-", "If-Range": note["version"]}
+    return {"Range": f"bytes={have}-"} if file.checksum is not None else {}
+
+
+def _whole(headers: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name not in ("Range", "If-Range")}
+
+
+def _open(url: str, headers: dict[str, str], timeout: float) -> http.client.HTTPResponse:
+    try:
+        opener = urllib.request.build_opener(_Redirects)
+        answer: http.client.HTTPResponse = opener.open(urllib.request.Request(url, headers=headers), timeout=timeout)
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == 416 and "Range" in headers:  # there is no such range: the part is of another file
+            return _open(url, _whole(headers), timeout)
+        kind = Passing if error.code in (408, 429) or error.code >= 500 else Refused
+        raise kind(f"the server answered {error.code} {error.reason}".rstrip()) from error
+    except urllib.error.URLError as error:
+        kind = Refused if isinstance(error.reason, ssl.SSLCertVerificationError) else Passing
+        raise kind(_reason(error.reason, timeout)) from error
+    except (OSError, http.client.HTTPException) as error:
+        raise Passing(_reason(error, timeout)) from error
+    return answer
+
+
+def _first(answer: http.client.HTTPResponse) -> int | None:
+    """Where in the file a partial answer starts."""
+    found = re.match(r"bytes (\d+)-", answer.headers.get("Content-Range", "").strip())
+    return None if found is None else int(found[1])
+
+
+def _total(answer: http.client.HTTPResponse, file: File) -> int | None:
+    """How long the file is, if known; an answer of another length is not the published file."""
+    partial = answer.status == 206
+    text = answer.headers.get("Content-Range", "").rpartition("/")[2] if partial else answer.headers["Content-Length"]
+    length = int(text) if text is not None and text.isdecimal() else None
+    if file.bytes is not None and length is not None and length != file.bytes:
+        raise Refused(f"the server has a file of {length:,} bytes there, where the published one has {file.bytes:,}")
+    return length if file.bytes is None else file.bytes
+
+
+def _receive(
+    answer: http.client.HTTPResponse,
+    url: str,
+    file: File,
+    part: Path,
+    have: int,
+    report: Report,
+    timeout: float,
+    write: Write,
+) -> None:
+    """Append what comes to the part file, which is emptied first if all of the file comes."""
+    if answer.status not in (200, 206):
+        raise Refused(f"the server answered {answer.status} {answer.reason}")
+    total = _total(answer, file)
+    done = have if answer.status == 206 else 0
+    with _opened(part, done) as handle:
+        if done == 0:
+            _note(part, url, answer.headers)
+        report(done, total)
+        while content := _piece(answer, timeout):
+            if total is not None and done + len(content) > total:
+                raise Refused(f"the server sent more than the {total:,} bytes of the file")
+            write(part, handle, content, None if total is None else total - done)
+            done += len(content)
+            report(done, total)
+    if total is not None and done < total:
+        raise Passing(f"the connection ended after {done:,} of {total:,} bytes")
+
+
+def _piece(answer: http.client.HTTPResponse, timeout: float) -> bytes:
+    """The next bytes that have come; none at the end."""
+    try:
+        return answer.read1(_CHUNK)
+    except (OSError, http.client.HTTPException) as error:
+        raise Passing(_reason(error, timeout)) from error
+
+
+@contextmanager
+def _opened(part: Path, size: int) -> Iterator[int]:
+    """A handle for appending to a part file, cut to `size`."""
+    try:
+        handle = os.open(part, os.O_WRONLY | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
+        os.ftruncate(handle, size)
+        os.lseek(handle, size, os.SEEK_SET)
+    except OSError as error:
+        raise Refused(f"{part} cannot be written: {error.strerror or error}") from error
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _note_path(part: Path) -> Path:
+    return part.with_name(f"{part.name}.json")
+
+
+def _note(part: Path, url: str, headers: Message) -> None:
+    """Write beside a part file where it comes from, and which version of the file it is, if the server says so."""
+    version = headers.get("ETag") or ""
+    if not version.startswith('"'):  # a weak ETag does not promise the same bytes
+        version = headers.get("Last-Modified") or ""
+    with suppress(FileNotFoundError):
+        _note_path(part).unlink()
+    with suppress(WriteError):  # without the note the part is still resumed if there is a checksum
+        write_whole(_note_path(part), json.dumps({"url": url, "version": version or None}).encode(), durable=False)
+
+
+def _check_scheme(url: str) -> None:
+    if urllib.parse.urlsplit(url).scheme not in _SCHEMES:
+        raise Refused(f"{url} is not an http or https address")
+
+
+def _reason(error: object, timeout: float) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer for {timeout:g} seconds"
+    if isinstance(error, socket.gaierror):
+        return f"the host is not known ({error.strerror})"
+    if isinstance(error, ConnectionRefusedError):
+        return "the connection was refused"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__

@@ -1,0 +1,109 @@
+"""`be`: BatchEnsemble for a stream of tasks (Wen et al., 2020).
+
+Every layer's weight is W_t = r_t ∘ W ∘ s_t: the slow weight W is shared, a vector r_t over outputs and s_t over inputs
+belong to the task. The first task trains W together with its r and s; later ones freeze W and train r, s, biases, norm
+layers and a head. It is HALRP without a low-rank part, and shares its layers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from halrp.base import Base
+from halrp.errors import SettingError
+from halrp.lab.methods import networks
+from halrp.lab.methods.contract import Context
+from halrp.lab.methods.onbase import OnBase, Own, neutral
+from halrp.lab.streams import Task
+from halrp.plan import Plan
+from halrp.train import Group
+
+
+class Scaled(nn.Module):
+    """Makes r ∘ W ∘ s of a weight W (J, I, *kernel); r (J,) and s (I,) start as ones."""
+
+    def __init__(self, weight: Tensor) -> None:
+        """Start with the weight as it is."""
+        super().__init__()
+        self.r = nn.Parameter(weight.new_ones(weight.shape[0]))
+        self.s = nn.Parameter(weight.new_ones(weight.shape[1]))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """The scaled weight."""
+        kernel = [1] * (weight.dim() - 2)
+        return weight * self.r.view(-1, 1, *kernel) * self.s.view(1, -1, *kernel)
+
+
+class BatchEnsemble(OnBase):
+    """A slow weight, and two vectors per layer for each task."""
+
+    def __init__(self, context: Context, l2: float = 1e-4, start: str = "ones") -> None:
+        """Take the penalty λ/2·‖W‖² on slow weights, and where r and s start: at "ones", or as the "first" task's."""
+        super().__init__(context, l2)
+        if start not in ("ones", "first"):
+            raise SettingError(f"be(start={start!r}) is unknown; choose 'ones' or 'first'")
+        self.start = start
+
+    def first(self, task: Task) -> Own:
+        """Train the slow weights with the first task's vectors and everything else."""
+        net, plan = networks.fresh(self.context, task)
+        scales = {n: scale(net, n) for n in _scaled(plan)}
+        named = {n: p for n, p in net.named_parameters() if ".parametrizations." not in n}
+        groups = [
+            Group([original(net, n) for n in scales], l2=self.l2),
+            Group([p for s in scales.values() for p in (s.r, s.s)]),
+            Group([p for n, p in named.items() if n not in scales]),
+        ]
+        names = networks.first_names(self.context, task)
+        networks.fit(self.context, task, net, groups, names, "base")
+        vectors = {n: (s.r.detach().clone(), s.s.detach().clone()) for n, s in scales.items()}
+        for n in scales:
+            path, _, leaf = n.rpartition(".")
+            parametrize.remove_parametrizations(net.get_submodule(path), leaf, leave_parametrized=False)
+        self.base = Base(net, plan, self.context.recipe.channels_last)
+        return Own(task.classes, vectors, {})
+
+    def later(self, base: Base, task: Task) -> Own:
+        """Train r and s, biases, norm layers and a head over the slow weights."""
+        fresh = base.trainable(task.classes, *self.names(task))
+        owned: dict[str, Tensor] = {n: nn.Parameter(t) for n, t in base.owned_by(fresh).items()}
+        kept = self.tasks[0].scales
+        vectors = {
+            n: tuple(nn.Parameter(v.clone() if self.start == "first" else torch.ones_like(v)) for v in pair)
+            for n, pair in kept.items()
+        }
+        scales = {n: (pair[0], pair[1]) for n, pair in vectors.items()}
+        net = base.tuning_view(neutral(scales), owned, task.classes)
+        groups = [
+            Group([v for pair in vectors.values() for v in pair]),
+            Group([t for t in owned.values() if isinstance(t, nn.Parameter)]),
+        ]
+        networks.fit(self.context, task, net, groups, self.names(task), "fine-tune")
+        return Own(
+            task.classes,
+            {n: (r.detach(), s.detach()) for n, (r, s) in scales.items()},
+            {n: t.detach() for n, t in owned.items()} | base.changed_buffers(net),
+        )
+
+
+def _scaled(plan: Plan) -> list[str]:
+    return [n for n, treatment in plan.named("adapted").items() if treatment.by_rule]
+
+
+def scale(net: nn.Module, name: str) -> Scaled:
+    """Let a weight of a network be r ∘ W ∘ s from now on."""
+    path, _, leaf = name.rpartition(".")
+    layer = net.get_submodule(path)
+    scaled = Scaled(getattr(layer, leaf))
+    parametrize.register_parametrization(layer, leaf, scaled, unsafe=True)
+    return scaled
+
+
+def original(net: nn.Module, name: str) -> nn.Parameter:
+    """The slow weight behind a scaled one."""
+    path, _, leaf = name.rpartition(".")
+    found = net.get_submodule(path).parametrizations[leaf].original  # type: ignore[union-attr, index]
+    assert isinstance(found, nn.Parameter)
+    return found

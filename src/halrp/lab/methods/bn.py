@@ -1,0 +1,29 @@
+"""`bn`: per-task batch norms on a frozen network (the BN-tuned baseline of Wen et al., 2020).
+
+The first task trains the whole network. A later task freezes every weight and bias of it and trains norm layers of its
+own, which start as the first task's and keep their own running statistics, and a new head.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from halrp.base import Base
+from halrp.lab.methods import networks
+from halrp.lab.methods.onbase import OnBase, Own
+from halrp.lab.streams import Task
+from halrp.train import Group
+
+
+class TunedNorms(OnBase):
+    """Norm layers and a head for each task."""
+
+    def later(self, base: Base, task: Task) -> Own:
+        """Train norm layers and a head."""
+        start = base.trainable(task.classes, *self.names(task))
+        mine = {n: t for n, t in base.owned_by(start).items() if base.plan.role(n) in ("norm", "head")}
+        owned: dict[str, Tensor] = {n: nn.Parameter(t) for n, t in mine.items()}
+        net = base.tuning_view({}, owned, task.classes)
+        trained = [t for t in owned.values() if isinstance(t, nn.Parameter)]
+        networks.fit(self.context, task, net, [Group(trained)], self.names(task), "fine-tune")
+        return Own(task.classes, {}, {n: t.detach() for n, t in owned.items()} | base.changed_buffers(net))

@@ -1,0 +1,98 @@
+"""`finetune`: one network trained on task after task, with a head kept for each.
+
+Nothing holds it back, so it forgets what it must: the floor of every table. `l2` and `ewc` are this method with
+something that holds it back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from halrp.lab.methods import networks
+from halrp.lab.methods.contract import Context, Method, Size, State
+from halrp.lab.streams import Task
+from halrp.views import replace_module
+
+
+class FineTune(Method):
+    """One network, trained on."""
+
+    def __init__(self, context: Context, l2: float = 1e-4) -> None:
+        """Take the penalty λ/2·‖W‖² on the weights."""
+        super().__init__(context)
+        self.l2 = l2
+        self.net: nn.Module | None = None
+        self.heads: list[nn.Module] = []
+
+    def learn(self, task: Task) -> None:
+        """Train the network on, with a new head."""
+        context = self.context
+        if self.net is None:
+            self.net, self.plan = networks.fresh(context, task)
+            groups = networks.weight_groups(self.net, self.plan, self.l2)
+            networks.fit(context, task, self.net, groups, networks.first_names(context, task), "base")
+        else:
+            networks.add_head(context, self.net, task)
+            groups = networks.weight_groups(self.net, self.plan, self.l2)
+            names = networks.later_names(context, task)
+            networks.fit(context, task, self.net, groups, names, "fine-tune", **self.hooks())
+        self.heads.append(self.net.get_submodule(networks.HEAD).requires_grad_(False))
+        self.consolidate(task)
+
+    def hooks(self) -> dict[str, Any]:
+        """What is done to the training of a later task: nothing."""
+        return {}
+
+    def consolidate(self, task: Task) -> None:
+        """What is remembered of a task just learned: nothing."""
+
+    def shared(self) -> dict[str, nn.Parameter]:
+        """The parameters that all tasks use."""
+        assert self.net is not None, "learn a task first"
+        return {n: p for n, p in self.net.named_parameters() if self.plan.role(n) != "head"}
+
+    def predict(self, x: Tensor, task: int) -> Tensor:
+        """Logits of the body as it is now, with the head of the task."""
+        assert self.net is not None, "learn a task first"
+        current = self.net.get_submodule(networks.HEAD)
+        replace_module(self.net, networks.HEAD, self.heads[task])
+        try:
+            return networks.logits(self.context, self.net, x)
+        finally:
+            replace_module(self.net, networks.HEAD, current)
+
+    def stored(self) -> Size:
+        """The body, and every head."""
+        return networks.size_of(self._tensors().values())
+
+    def counted(self) -> int:
+        """Without the running statistics of batch norms."""
+        assert self.net is not None, "learn a task first"
+        buffers = dict(self.net.named_buffers())
+        return sum(t.numel() for n, t in self._tensors().items() if n not in buffers)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        assert self.net is not None, "learn a task first"
+        body = {n: t for n, t in networks.contents(self.net).items() if not n.startswith(f"{networks.HEAD}.")}
+        for i, head in enumerate(self.heads):
+            body |= networks.prefixed(f"head/{i}", networks.contents(head))
+        return body
+
+    def state(self) -> State:
+        """The body, and every head."""
+        return State(self._tensors(), {"classes": [len(next(head.parameters())) for head in self.heads]})
+
+    def restore(self, state: State) -> None:
+        """Build the network again, with its last head in place."""
+        self.heads = []
+        for i, classes in enumerate(state.facts["classes"]):
+            if i == 0:
+                self.net, self.plan = networks.empty(self.context, classes)
+                networks.fill(self.net, {n: t for n, t in state.tensors.items() if not n.startswith("head/")})
+            assert self.net is not None
+            head = networks.empty_head(self.net, classes)
+            networks.fill(head, networks.under(f"head/{i}", state.tensors))
+            replace_module(self.net, networks.HEAD, head)
+            self.heads.append(head)

@@ -1,0 +1,88 @@
+"""`l2`: fine-tuning with a quadratic penalty on drift (the L2 baseline of Kirkpatrick et al., 2017).
+
+At every later task the loss is CE + λ Σ (θ − θ*)² over the parameters that all tasks share, where θ* are their values
+at the end of the previous task. Batch norms are shared with their statistics, which drift: that is part of what is
+forgotten.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from halrp.lab.methods.contract import Context, State
+from halrp.lab.methods.finetune import FineTune
+from halrp.lab.methods.networks import prefixed, under
+from halrp.lab.streams import Task
+
+
+class Anchored(FineTune):
+    """Fine-tuning whose shared parameters are drawn back: ∂/∂θ = strength · (precision ∘ θ − pull).
+
+    Any sum of quadratic penalties Σᵢ ½ cᵢ Fᵢ (θ − θᵢ*)² has a gradient of this form, with precision Σ cᵢFᵢ and
+    pull Σ cᵢFᵢθᵢ*, so that two tensors per parameter are kept whatever the number of tasks.
+    """
+
+    def __init__(self, context: Context, strength: float, l2: float = 1e-4) -> None:
+        """Take the factor on the gradient of the penalty."""
+        super().__init__(context, l2)
+        self.strength = strength
+        self.precision: dict[str, Tensor] = {}
+        self.pull: dict[str, Tensor] = {}
+
+    def hooks(self) -> dict[str, Any]:
+        """Add the penalty's gradient after every backward pass; without strength there is nothing to add."""
+        if self.strength == 0:
+            return {}
+        names, parameters = zip(*self.shared().items(), strict=True)
+        precision, pull = [self.precision[n] for n in names], [self.pull[n] for n in names]
+        strength = self.strength * self.context.recipe.gradient_scale
+
+        def draw_back() -> None:
+            drift = torch._foreach_mul([p.detach() for p in parameters], precision)
+            torch._foreach_sub_(drift, pull)
+            torch._foreach_add_([_gradient(p) for p in parameters], drift, alpha=strength)
+
+        return {"after_backward": draw_back}
+
+    def penalty(self) -> Tensor:
+        """How far the shared parameters are drawn, as ‖precision ∘ θ − pull‖²; zero where they are anchored."""
+        shared = self.shared()
+        terms = [(self.precision[n] * p.detach() - self.pull[n]).square().sum() for n, p in shared.items()]
+        return torch.stack(terms).sum()
+
+    def state(self) -> State:
+        """What fine-tuning keeps, and the anchors."""
+        plain = super().state()
+        anchors = prefixed("precision", self.precision) | prefixed("pull", self.pull)
+        return State(plain.tensors | anchors, plain.facts)
+
+    def restore(self, state: State) -> None:
+        """Go on from a state."""
+        anchors = {n: t for n, t in state.tensors.items() if n.startswith(("precision/", "pull/"))}
+        super().restore(State({n: t for n, t in state.tensors.items() if n not in anchors}, state.facts))
+        shared = self.shared()
+        for mine, prefix in ((self.precision, "precision"), (self.pull, "pull")):
+            mine.clear()
+            mine |= {n: torch.empty_like(shared[n]).copy_(t).detach() for n, t in under(prefix, anchors).items()}
+
+
+class Drift(Anchored):
+    """One snapshot, all parameters alike."""
+
+    def __init__(self, context: Context, strength: float = 1e-2, l2: float = 1e-4) -> None:
+        """Take λ; the penalty has no ½, so the gradient is 2λ(θ − θ*)."""
+        super().__init__(context, 2 * strength, l2)
+
+    def consolidate(self, task: Task) -> None:
+        """Remember where the shared parameters are."""
+        self.precision = {n: torch.ones_like(p) for n, p in self.shared().items()}
+        self.pull = {n: p.detach().clone() for n, p in self.shared().items()}
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad

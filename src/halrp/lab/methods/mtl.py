@@ -1,0 +1,159 @@
+"""`mtl`: joint multi-task learning, one body and a head per task, trained on all tasks at once.
+
+An upper reference that no stream allows: all data are there from the start. One pass visits every batch of every task.
+By default a batch belongs to one task and tasks take turns in the stream's order; with `mixed_batches` every batch
+mixes the tasks, and the order of the stream no longer matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from halrp.data import InMemory, refuse_no_batch
+from halrp.errors import TaskError
+from halrp.lab.methods import networks
+from halrp.lab.methods.contract import Context, Method, Size, State
+from halrp.lab.streams import Task
+from halrp.train import Training
+
+
+@dataclass(frozen=True)
+class Turns:
+    """The examples of several tasks, as batches of one task each; labels are numbered through."""
+
+    parts: tuple[InMemory, ...]
+
+    @property
+    def examples(self) -> int:
+        """The number of examples in one pass."""
+        return sum(part.examples for part in self.parts)
+
+    def steps(self, batch: int) -> int:
+        """The number of batches in one pass."""
+        return sum(part.steps(batch) for part in self.parts)
+
+    def identity(self) -> str:
+        """A hash of all examples."""
+        return " ".join(part.identity() for part in self.parts)
+
+    def batches(self, batch: int, shuffle: torch.Generator | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the first batch of every task, then the second of every task, until all are used up."""
+        waiting = [part.batches(batch, shuffle) for part in self.parts]
+        while waiting:
+            going = []
+            for batches in waiting:
+                found = next(batches, None)
+                if found is not None:
+                    yield found
+                    going.append(batches)
+            waiting = going
+
+
+class Joint(Method):
+    """One body and T heads, trained when the last task has come."""
+
+    joint = True
+
+    def __init__(self, context: Context, mixed_batches: bool = False, l2: float = 1e-4) -> None:
+        """Take the composition of batches and the penalty λ/2·‖W‖² on the weights."""
+        super().__init__(context)
+        self.mixed_batches, self.l2 = mixed_batches, l2
+        self.waiting: list[Task] = []
+        self.net: nn.Module | None = None
+        self.classes: list[int] = []
+
+    def learn(self, task: Task) -> None:
+        """Wait for the last task, then learn all of them."""
+        if self.waiting and task.augment != self.waiting[0].augment:
+            raise TaskError(
+                f"joint learning changes all images alike, but {task.name!r} and {self.waiting[0].name!r} differ in "
+                "`augment`; give all tasks the same"
+            )
+        self.waiting.append(task)
+        if len(self.waiting) == self.context.tasks:
+            self._learn_all()
+            self.waiting = []
+
+    def _learn_all(self) -> None:
+        context, tasks = self.context, self.waiting
+        first = tasks[0]
+        self.classes = [task.classes for task in tasks]
+        self.net, plan = networks.fresh(context, first)
+        # All heads are one layer, as wide as all classes together; a row's loss sees only its own task's part of it.
+        heads = [self.net.get_submodule(networks.HEAD)]
+        heads += [networks.add_head(context, self.net, task) for task in tasks[1:]]
+        wide = networks.add_head(context, self.net, replace(first, classes=sum(self.classes)))
+        with torch.no_grad():
+            for parameter, parts in zip(
+                wide.parameters(), zip(*(h.parameters() for h in heads), strict=True), strict=True
+            ):
+                parameter.copy_(torch.cat(parts))
+        mine = torch.arange(len(tasks)).repeat_interleave(torch.tensor(self.classes))
+        allowed = (mine.unsqueeze(1) == mine).to(next(self.net.parameters()).device)
+
+        def loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(net(x).masked_fill(~allowed[y], -torch.inf), y)
+
+        data = self._data(self.net)
+        names = networks.first_names(context, first) if len(tasks) == 1 else (context.seed, "joint")
+        Training(
+            self.net,
+            networks.weight_groups(self.net, plan, self.l2),
+            data,
+            context.recipe,
+            epochs=context.recipe.epochs,
+            names=(*names, "base"),
+            task="all tasks",
+            stage="base",
+            notify=context.progress,
+            loss=loss,
+            augment=first.augment,
+        ).run()
+
+    def _data(self, net: nn.Module) -> InMemory | Turns:
+        """The examples of all tasks; labels are numbered through."""
+        context, found = self.context, []
+        for i, task in enumerate(self.waiting):
+            data = networks.examples(context, task, net)
+            found.append(replace(data, y=data.y + sum(self.classes[:i])))
+        if len(found) == 1:
+            return found[0]
+        if self.mixed_batches:
+            x, y = torch.cat([data.x for data in found]), torch.cat([data.y for data in found])
+            return replace(found[0], x=x, y=y)
+        if context.recipe.drop_last:
+            for task in self.waiting:
+                refuse_no_batch(len(task.train.y), context.recipe.batch, task.name)
+        return Turns(tuple(replace(data, drop_last=context.recipe.drop_last) for data in found))
+
+    def predict(self, x: Tensor, task: int) -> Tensor:
+        """The task's part of the logits."""
+        if self.net is None:
+            raise TaskError(f"joint learning waits for {self.context.tasks} tasks; {len(self.waiting)} have come")
+        start = sum(self.classes[:task])
+        return networks.logits(self.context, self.net, x)[:, start : start + self.classes[task]]
+
+    def stored(self) -> Size:
+        """The network with all heads; nothing before it is trained."""
+        return networks.size_of([] if self.net is None else networks.contents(self.net).values())
+
+    def counted(self) -> int:
+        """Without the running statistics of batch norms."""
+        return 0 if self.net is None else sum(p.numel() for p in self.net.parameters())
+
+    def state(self) -> State:
+        """The network, or the tasks that wait."""
+        tensors = {} if self.net is None else networks.contents(self.net)
+        return State(tensors, {"classes": self.classes, "waiting": [task.name for task in self.waiting]})
+
+    def restore(self, state: State) -> None:
+        """Go on from a state; tasks that waited have to be given again."""
+        self.classes, self.waiting, self.net = list(state.facts["classes"]), [], None
+        if state.tensors:
+            self.net, _ = networks.empty(self.context, sum(self.classes))
+            networks.fill(self.net, state.tensors)

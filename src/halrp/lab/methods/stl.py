@@ -1,0 +1,65 @@
+"""`stl`: single-task learning, a network of its own for every task.
+
+Nothing is shared and nothing is forgotten; every other method is measured against it. With the same seed a task's
+network is the one that any other method would make of it as the first task of a stream.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from halrp.lab.methods import networks
+from halrp.lab.methods.contract import Context, Method, Size, State
+from halrp.lab.streams import Task
+
+
+class Separate(Method):
+    """A network for each task."""
+
+    frozen = True
+
+    def __init__(self, context: Context, l2: float = 1e-4, redraw: bool = False) -> None:
+        """Take the penalty λ/2·‖W‖² on the weights.
+
+        With `redraw` the draws depend on the order too. A task is then another run of the same training in every order,
+        and the disparity between orders is the noise of training alone, against which other methods' is to be held.
+        """
+        super().__init__(context)
+        self.l2 = l2
+        self.salt = (context.order,) if redraw else ()
+        self.first_decides = not redraw
+        self.nets: list[nn.Module] = []
+
+    def learn(self, task: Task) -> None:
+        """Train a new network."""
+        net, plan = networks.fresh(self.context, task, *self.salt)
+        names = networks.first_names(self.context, task, *self.salt)
+        networks.fit(self.context, task, net, networks.weight_groups(net, plan, self.l2), names, "base")
+        self.nets.append(net)
+
+    def predict(self, x: Tensor, task: int) -> Tensor:
+        """Logits of the task's own network."""
+        return networks.logits(self.context, self.nets[task], x)
+
+    def stored(self) -> Size:
+        """All networks."""
+        return networks.size_of(t for net in self.nets for t in networks.contents(net).values())
+
+    def counted(self) -> int:
+        """Without the running statistics of batch norms."""
+        return sum(p.numel() for net in self.nets for p in net.parameters())
+
+    def state(self) -> State:
+        """All networks."""
+        tensors: dict[str, Tensor] = {}
+        for i, net in enumerate(self.nets):
+            tensors |= networks.prefixed(str(i), networks.contents(net))
+        return State(tensors, {"classes": [networks.width(net) for net in self.nets]})
+
+    def restore(self, state: State) -> None:
+        """Build the networks again."""
+        self.nets = []
+        for i, classes in enumerate(state.facts["classes"]):
+            net, _ = networks.empty(self.context, classes)
+            networks.fill(net, networks.under(str(i), state.tensors))
+            self.nets.append(net)

@@ -1,0 +1,26 @@
+"""Sweeps that come with the package, by name: the paper's settings of each benchmark, and studies of our own.
+
+A preset is a TOML file in the format of `halrp.lab.sweep`. Adding one is adding a file.
+"""
+
+import tomllib
+from importlib import resources
+
+from halrp.lab.names import nearest
+
+
+def names() -> list[str]:
+    """The names of all presets, sorted."""
+    found = resources.files(__name__).iterdir()
+    return sorted(file.name.removesuffix(".toml") for file in found if file.name.endswith(".toml"))
+
+
+def text(name: str) -> str:
+    """The preset as it stands in its file, comments included."""
+    nearest("preset", name, names())
+    return (resources.files(__name__) / f"{name}.toml").read_text("utf-8")
+
+
+def about(name: str) -> str:
+    """What a preset is for, in a line."""
+    return str(tomllib.loads(text(name)).get("about", ""))

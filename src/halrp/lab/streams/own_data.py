@@ -1,0 +1,319 @@
+"""What a user calls their data, read as one pool of images with labels."""
+
+import math
+import numbers
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from halrp.errors import DataError, LabelError, SettingError
+from halrp.lab.data import DataDamaged, DataMissing, Images
+from halrp.lab.streams.protocol import Indices
+from halrp.lab.streams.stream import Normal
+
+PICTURES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+IGNORED = frozenset({"Thumbs.db", "desktop.ini"})
+"""What file managers leave behind; hidden files are ignored as well."""
+Key = tuple[str, ...]
+"""The names of the folders in which pictures lie: a class, or a task and a class."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Images to draw from: all labels are known, images are read when they are asked for."""
+
+    what: str
+    """What errors call it."""
+    labels: NDArray[np.int64]
+    take: Callable[[Indices], Tensor]
+    """Read images by index: (images, channels, height, width), uint8 or float32, in new memory."""
+    names: tuple[str, ...] = ()
+    """What the data itself calls its classes; empty when it does not say."""
+
+    def first(self) -> Tensor:
+        """Read one image, (1, channels, height, width)."""
+        return self.take(np.zeros(1, dtype=np.intp))
+
+    def fit(self, train: "Pool") -> None:
+        """Check that these images can test what `train` teaches."""
+        mine, other = self.first(), train.first()
+        if mine.shape != other.shape or mine.dtype != other.dtype:
+            raise DataError(
+                f"{self.what}: images are {tuple(mine.shape[1:])} of {mine.dtype}, those to train on "
+                f"{tuple(other.shape[1:])} of {other.dtype}; make them alike"
+            )
+        different = sorted(set(self.labels.tolist()) ^ set(train.labels.tolist()))
+        if different:
+            raise DataError(
+                f"{self.what}: it must have the same classes as the data to train on; only one has {different[:10]}"
+            )
+
+    def named(self, names: Sequence[str] | None, stream: str) -> dict[int, str]:
+        """Name the classes by label: with `names`, else as the data does, else not at all."""
+        labels = np.unique(self.labels).tolist()
+        chosen = self.names if names is None else tuple(names)
+        if len(chosen) == len(labels):
+            return dict(zip(labels, chosen, strict=True))
+        if chosen and labels[0] >= 0 and labels[-1] < len(chosen):
+            return {label: chosen[label] for label in labels}
+        if names is not None:
+            raise SettingError(
+                f"{stream}: {len(chosen)} class_names for {len(labels)} classes with labels {labels[0]} … {labels[-1]};"
+                " give one for each"
+            )
+        return {}
+
+
+def pool_of(data: Any, what: str) -> Pool:
+    """Make a pool of a user's data; errors call it `what`."""
+    if type(data) is TensorDataset and len(data.tensors) == 2:  # a subclass may transform what it yields
+        data = data.tensors
+    if isinstance(data, tuple) and len(data) == 2:
+        return _arrays(data[0], data[1], what)
+    if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")) or isinstance(data, (Tensor, np.ndarray, str)):
+        raise DataError(
+            f"{what}: cannot read images and labels from {type(data).__name__}; pass (x, y) tensors, or a data set "
+            "with a length whose items are (image, label)"
+        )
+    return _items(data, what)
+
+
+def measure(pool: Pool, chosen: Indices, by_channel: bool) -> Normal:
+    """Measure the mean and deviation of images in bytes, scaled to 0 … 1: by channel, or one for all channels."""
+    sums, count = torch.zeros(2, pool.first().shape[1], dtype=torch.float64), 0
+    for some in np.array_split(chosen, math.ceil(len(chosen) / 1024)):
+        x = pool.take(some).to(torch.float64).div_(255)
+        sums += torch.stack([x.sum((0, 2, 3)), x.square().sum((0, 2, 3))]).to(sums.device)
+        count += x.shape[0] * x.shape[2] * x.shape[3]
+    mean, square = sums / count if by_channel else sums.mean(1, keepdim=True) / count
+    deviation = (square - mean.square()).clamp(min=0).sqrt()
+    deviation[deviation < 1e-6] = 1.0  # a constant channel stays one
+    return Normal(tuple(mean.tolist()), tuple(deviation.tolist()))
+
+
+def check_normal(normal: Normal, channels: int, stream: str) -> None:
+    """Check that a normal is one for every channel or one for all of them."""
+    fits = all(len(value) in (1, channels) for value in normal)
+    if not fits or not all(map(math.isfinite, (*normal.mean, *normal.deviation))) or min(normal.deviation) <= 0:
+        raise SettingError(
+            f"{stream}: normal={normal} must have one finite mean and one positive deviation for all channels, or "
+            f"{channels} of them"
+        )
+
+
+def normalise(x: Tensor, normal: Normal) -> Tensor:
+    """Normalise pixels in 0 … 1, (images, channels, height, width)."""
+    mean, deviation = (x.new_tensor(value).view(-1, 1, 1) for value in normal)
+    return (x - mean) / deviation
+
+
+def _arrays(x: Any, y: Any, what: str) -> Pool:
+    """Make a pool of tensors, or of arrays with the channels last."""
+    if not isinstance(x, (Tensor, np.ndarray)) or x.ndim == 0:
+        raise DataError(f"{what}: the images must be a tensor or an array of them, got {type(x).__name__}")
+    labels = _labels(y, what)
+    if len(x) != len(labels):
+        raise DataError(f"{what}: {len(x)} images but {len(labels)} labels; they must be paired")
+    if isinstance(x, np.ndarray) and x.dtype == np.uint8:  # it may lie on disk, and larger than memory
+        _tensor(x[:1], 4, what)
+        return Pool(what, labels, lambda chosen: _tensor(x[chosen], 4, what))
+    images = _tensor(x, 4, what)
+    return Pool(what, labels, lambda chosen: images.index_select(0, torch.from_numpy(chosen).to(images.device)))
+
+
+def _items(data: Any, what: str) -> Pool:
+    """Make a pool of a data set, whose images are read when they are asked for."""
+    labels = _labels(_stored_labels(data), what)
+    if len(labels) != len(data):
+        raise DataError(f"{what}: the data set has {len(data)} items but {len(labels)} labels")
+
+    def take(chosen: Indices) -> Tensor:
+        images: list[Tensor] = []
+        for number in chosen.tolist():
+            image, label = _pair(data[number], f"{what}: item {number}")
+            if label != labels[number]:
+                raise LabelError(
+                    f"{what}: item {number} has the label {label}, but its data set lists {labels[number]}"
+                )
+            images.append(_tensor(image, 3, f"{what}: item {number}"))
+            if images[-1].shape != images[0].shape or images[-1].dtype != images[0].dtype:
+                raise DataError(
+                    f"{what}: item {number} is {tuple(images[-1].shape)} of {images[-1].dtype}, another one "
+                    f"{tuple(images[0].shape)} of {images[0].dtype}; transform them to one shape and type"
+                )
+        return torch.stack(images)
+
+    return Pool(what, labels, take, _stored_names(data))
+
+
+def _stored_labels(data: Any) -> Any:
+    """Find the labels of a data set, if it can be without reading its images."""
+    if getattr(data, "target_transform", None) is None:
+        for key in ("targets", "labels"):
+            if hasattr(data, key):
+                return getattr(data, key)
+        if hasattr(data, "dataset") and hasattr(data, "indices"):  # a subset
+            whole = _stored_labels(data.dataset)
+            return [int(whole[index]) for index in data.indices]
+    return [_pair(data[number], f"item {number}")[1] for number in range(len(data))]
+
+
+def _stored_names(data: Any) -> tuple[str, ...]:
+    """Find the names of a data set's classes, if it has any that belong to its labels."""
+    if getattr(data, "target_transform", None) is not None:
+        return ()
+    if hasattr(data, "dataset") and hasattr(data, "indices"):
+        return _stored_names(data.dataset)
+    names = getattr(data, "classes", ())
+    known = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
+    return tuple(names) if known else ()
+
+
+def _pair(item: Any, what: str) -> tuple[Any, int]:
+    """Take an item apart into its image and its label."""
+    if not (isinstance(item, (tuple, list)) and len(item) == 2):
+        raise DataError(f"{what}: expected a pair (image, label), got {type(item).__name__}")
+    image, label = item
+    if isinstance(label, (Tensor, np.ndarray)) and label.ndim == 0:
+        label = label.item()
+    if not isinstance(label, numbers.Integral):
+        raise LabelError(f"{what}: the label must be an integer, got {label!r}")
+    return image, int(label)
+
+
+def _labels(y: Any, what: str) -> NDArray[np.int64]:
+    """Check labels and return them as an array."""
+    labels = np.asarray(y.tolist() if isinstance(y, Tensor) else y)
+    if len(labels.shape) != 1 or len(labels) == 0:
+        raise LabelError(f"{what}: labels must be one row with at least one integer, got the shape {labels.shape}")
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise LabelError(f"{what}: labels must be integers, got {labels.dtype}")
+    return labels.astype(np.int64)
+
+
+def _tensor(image: Any, dimensions: int, what: str) -> Tensor:
+    """Return one image (3 dimensions) or several (4) as a tensor with the channels first, uint8 or finite float32."""
+    if hasattr(image, "convert") and hasattr(image, "mode"):  # a PIL image
+        if image.mode[0] in "IF":
+            raise DataError(f"{what}: a PIL image of mode {image.mode} has more than 8 bits per channel; convert it")
+        image = np.asarray(image.convert("L" if image.mode in ("1", "L") else "RGB"))
+    if isinstance(image, np.ndarray):
+        # torch takes neither an array that cannot be written nor one that is read backwards.
+        plain = image.flags.writeable and min(image.strides, default=0) >= 0
+        try:
+            x = torch.from_numpy(image if plain else image.copy())
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{what}: cannot use an array of {image.dtype}: {error}") from error
+        x = x.movedim(-1, -3) if x.dim() == dimensions else x
+        channels_last = True
+    elif isinstance(image, Tensor):
+        x, channels_last = image.detach(), False
+    else:
+        raise DataError(f"{what}: an image must be a tensor, an array or a PIL image, got {type(image).__name__}")
+    x = x.unsqueeze(-3) if x.dim() == dimensions - 1 else x
+    if x.dim() != dimensions or x.numel() == 0:
+        raise DataError(f"{what}: images have channels, height and width, or height and width; got {tuple(x.shape)}")
+    channels, _, width = x.shape[-3:]
+    if channels > 4 and (channels_last or width in (1, 3)):
+        raise DataError(
+            f"{what}: {channels} channels; a tensor's channels come before height and width, an array's after them"
+        )
+    if x.dtype == torch.uint8:
+        return x
+    if not x.is_floating_point():
+        raise DataError(f"{what}: images must be bytes (uint8) or floats, got {x.dtype}; convert them")
+    if not bool(torch.isfinite(x).all()):
+        raise DataError(f"{what}: images hold NaN or infinity; clean or drop them")
+    return x.to(torch.float32)
+
+
+def pictures(path: str | PathLike[str], depth: int, size: int, grey: bool) -> tuple[list[Key], Images, Images | None]:
+    """Read the pictures that lie `depth` folders deep: the names of those folders by label, train and test."""
+    root = Path(path)
+    if not root.is_dir():
+        raise DataMissing(f"{root} is not a folder; expected there: a folder for each class, with its pictures")
+    parts = {entry.name: entry for entry in _entries(root) if entry.is_dir()}
+    train, test = [root], []
+    if "train" in parts and parts.keys() <= {"train", "val", "test"}:
+        train = [parts["train"]]
+        test = [parts[key] for key in ("test", "val") if key in parts][:1]
+        train += [parts["val"]] if "test" in parts and "val" in parts else []
+    found = _gather(train, depth)
+    keys = sorted(found)
+    if not test:
+        return keys, _decode(found, keys, size, grey), None
+    tests = _gather(test, depth)
+    for key in sorted(found.keys() ^ tests.keys()):
+        raise DataDamaged(
+            f"{root}: {'/'.join(key)} is only in one of {train[0].name} and {test[0].name}; put it in both"
+        )
+    return keys, _decode(found, keys, size, grey), _decode(tests, keys, size, grey)
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    """List what a user put into a folder, by name."""
+    return (entry for entry in sorted(folder.iterdir()) if entry.name[0] != "." and entry.name not in IGNORED)
+
+
+def _gather(roots: Sequence[Path], depth: int) -> dict[Key, list[Path]]:
+    """List the pictures of every class."""
+    found: dict[Key, list[Path]] = {}
+    for root in roots:
+        for key, files in _walk(root, depth):
+            found.setdefault(key, []).extend(files)
+    if not found:
+        raise DataDamaged(f"{roots[0]} has no folders; expected there: {'<task>/' * (depth - 1)}<class>/ with pictures")
+    return found
+
+
+def _walk(folder: Path, depth: int) -> Iterator[tuple[Key, list[Path]]]:
+    """Yield the pictures `depth` folders below `folder`, by the names of those folders."""
+    if depth > 0:
+        for entry in _entries(folder):
+            if entry.is_dir():
+                for key, files in _walk(entry, depth - 1):
+                    yield (entry.name, *key), files
+            elif entry.suffix.lower() in PICTURES:
+                raise DataDamaged(f"{entry} lies beside folders, and so belongs to no class; move it into one of them")
+        return
+    files = list(_entries(folder))
+    if not files:
+        raise DataDamaged(f"{folder} has no pictures; add some, or remove the folder")
+    for entry in files:
+        if entry.is_dir() or entry.suffix.lower() not in PICTURES:
+            kinds = ", ".join(sorted(PICTURES))
+            raise DataDamaged(f"{entry} lies among the pictures of a class and is none ({kinds}); move it elsewhere")
+    yield (), files
+
+
+def _decode(found: dict[Key, list[Path]], keys: list[Key], size: int, grey: bool) -> Images:
+    """Read the pictures of all classes, in the order of `keys`."""
+    labels = np.repeat(np.arange(len(keys), dtype=np.int64), [len(found[key]) for key in keys])
+    files = [file for key in keys for file in found[key]]
+    images = np.empty((len(files), size, size, 1 if grey else 3), dtype=np.uint8)
+    for number, file in enumerate(files):
+        images[number] = _picture(file, size, grey)
+    return Images(images, labels)
+
+
+def _picture(file: Path, size: int, grey: bool) -> NDArray[np.uint8]:
+    """Read a picture as (size, size, channels): shrunk by its short side, and cut around its centre."""
+    from PIL import Image, ImageOps  # part of the `lab` extra
+
+    try:
+        with Image.open(file) as opened:
+            if opened.mode[0] in "IF":
+                raise ValueError(f"mode {opened.mode} has more than 8 bits per channel")
+            picture = ImageOps.exif_transpose(opened).convert("L" if grey else "RGB")
+        pixels = np.asarray(ImageOps.fit(picture, (size, size), Image.Resampling.BILINEAR))
+    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        raise DataDamaged(f"{file} cannot be read as a picture: {error}. Replace or remove it.") from error
+    return pixels.reshape(size, size, -1)

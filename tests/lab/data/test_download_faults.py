@@ -1,0 +1,158 @@
+"""Downloads that are interrupted, crowded or out of room: no harm is done, and the next try works."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halrp.lab.data import download
+from halrp.lab.data.download import DiskFull, DownloadFailed, Manner, fetch
+from tests.lab.data.server import CONTENT, Site, check_next_try, only_the_file, part_of, published, serving
+
+CHILD = """
+import sys
+from pathlib import Path
+from halrp.lab.data.download import fetch
+from halrp.lab.data.sources import File
+print(fetch(File("set/file.bin", (sys.argv[1],), int(sys.argv[2]), sys.argv[3], None), Path(sys.argv[4])))
+"""
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """A well-behaved server of CONTENT, to be spoiled by the test."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with serving(Site(CONTENT)) as running:
+        yield running
+
+
+@pytest.fixture
+def manner() -> Manner:
+    return Manner(timeout=5.0, sleep=lambda _: None)
+
+
+def child(site: Site, root: Path) -> subprocess.Popen[bytes]:
+    """Another process that downloads the same file."""
+    file = published(site.url)
+    arguments = [site.url, str(file.bytes), str(file.sha256), str(root)]
+    return subprocess.Popen([sys.executable, "-c", CHILD, *arguments], stdout=subprocess.PIPE)
+
+
+def wait_for_part(root: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not part_of(root).exists() or not part_of(root).stat().st_size:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_full_disk_keeps_the_part_and_names_the_bytes(
+    site: Site, tmp_path: Path, manner: Manner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, room = os.write, [350_000]
+
+    def write(handle: int, content: Any) -> int:
+        if room[0] == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = real(handle, content[: room[0]])
+        room[0] -= written
+        return written
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", write)
+        with pytest.raises(DiskFull, match=r"needs [\d,]+ more bytes and .* has [\d,]+ free"):
+            fetch(published(site.url), tmp_path, manner=manner)
+    assert part_of(tmp_path).stat().st_size == 350_000
+    check_next_try(site, tmp_path, manner)
+    assert site.asked[-1]["range"] == "bytes=350000-"
+
+
+def test_a_folder_that_cannot_be_made_is_named(site: Site, tmp_path: Path, manner: Manner) -> None:
+    (tmp_path / "set").write_text("in the way")
+    with pytest.raises(DownloadFailed, match="set"):
+        fetch(published(site.url), tmp_path, manner=manner)
+    (tmp_path / "set").unlink()
+    check_next_try(site, tmp_path, manner)
+
+
+def test_an_interrupt_keeps_the_part(site: Site, tmp_path: Path, manner: Manner) -> None:
+    def interrupt(file: str, done: int, total: int | None) -> None:
+        if done > 200_000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch(published(site.url), tmp_path, interrupt, manner)
+    size = part_of(tmp_path).stat().st_size
+    assert 200_000 < size < len(CONTENT) + 1
+    assert not list((tmp_path / "set").glob(".*lock"))
+    check_next_try(site, tmp_path, manner)
+    assert len(site.asked) == (1 if size == len(CONTENT) else 2)
+
+
+def test_two_at_once_download_one_file_once(site: Site, tmp_path: Path, manner: Manner) -> None:
+    site.gate = threading.Event()
+    waiting = threading.Event()
+    results: list[Path] = []
+
+    def first() -> None:
+        results.append(fetch(published(site.url), tmp_path, manner=manner))
+
+    def second() -> None:
+        results.append(fetch(published(site.url), tmp_path, lambda *_: waiting.set(), manner))
+
+    threads = [threading.Thread(target=first), threading.Thread(target=second)]
+    threads[0].start()
+    wait_for_part(tmp_path)
+    threads[1].start()
+    assert waiting.wait(5)
+    site.gate.set()
+    for thread in threads:
+        thread.join(10)
+    assert results == [tmp_path / "set" / "file.bin"] * 2
+    assert len(site.asked) == 1
+    assert only_the_file(tmp_path)
+
+
+def test_whoever_makes_no_progress_is_not_waited_for_for_ever(site: Site, tmp_path: Path, manner: Manner) -> None:
+    with download._alone(tmp_path / "file", lambda *_: None, manner):
+        impatient = replace(manner, wait=0.05)
+        with (
+            pytest.raises(DownloadFailed, match=r"no progress for 0\.05 seconds"),
+            download._alone(tmp_path / "file", lambda *_: None, impatient),
+        ):
+            pass
+    with download._alone(tmp_path / "file", lambda *_: None, impatient):
+        pass
+
+
+def test_another_process_is_waited_for_and_its_file_used(site: Site, tmp_path: Path, manner: Manner) -> None:
+    site.gate = threading.Event()
+    other = child(site, tmp_path)
+    wait_for_part(tmp_path)
+    threading.Timer(0.1, site.gate.set).start()
+    assert fetch(published(site.url), tmp_path, manner=manner).read_bytes() == CONTENT
+    out, _ = other.communicate(timeout=30)
+    assert out.decode().strip() == str(tmp_path / "set" / "file.bin")
+    assert len(site.asked) == 1
+    assert only_the_file(tmp_path)
+
+
+def test_a_killed_process_leaves_a_part_to_resume_and_no_lock(site: Site, tmp_path: Path, manner: Manner) -> None:
+    site.gate = threading.Event()
+    other = child(site, tmp_path)
+    wait_for_part(tmp_path)
+    other.kill()
+    other.communicate()
+    site.gate.set()
+    size = part_of(tmp_path).stat().st_size
+    check_next_try(site, tmp_path, manner)
+    assert site.asked[-1]["range"] == f"bytes={size}-"

@@ -1,0 +1,76 @@
+"""Records made by hand, in the format of today and in the older one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+ENVIRONMENT = {"machine": "x86_64", "threads": 1}
+
+
+def made(
+    test: Sequence[Sequence[float | None]],
+    identities: Sequence[int] | None = None,
+    method: str = "halrp-budget",
+    *,
+    bytes: Sequence[float | None] | None = None,
+    seconds: Sequence[float] | None = None,
+    threads: int = 1,
+    **cell: Any,
+) -> dict[str, Any]:
+    """A record of today: `test[i]` are the accuracies after position i, `bytes` are four times the parameters."""
+    identities = range(len(test)) if identities is None else identities
+    bytes = [1000.0 + 100 * i for i in range(len(test))] if bytes is None else bytes
+    rows = []
+    for position, (accuracies, identity, size) in enumerate(zip(test, identities, bytes, strict=True)):
+        row: dict[str, Any] = {"position": position, "identity": identity, "task": f"task {identity}", "classes": 2}
+        row |= {"examples": 10, "val": list(accuracies), "test": list(accuracies)}
+        if size is not None:
+            row |= {"parameters": size / 4, "bytes": size, "counted": size / 5}
+        row |= {"seconds": 2.0 if seconds is None else seconds[position], "stages": {}, "peak_bytes": 10**6 + position}
+        rows.append(row)
+    values = {"method": method, "stream": "digits", "backbone": "mlp"} | cell
+    recipe = {"epochs": 3} | values.pop("recipe", {})
+    values |= {"recipe": recipe}
+    resolved = values | {"settings": values.get("settings", {}), "recipe": recipe}
+    return {"cell": values, "resolved": resolved, "environment": ENVIRONMENT | {"threads": threads}, "rows": rows}
+
+
+def stable(
+    final: dict[int, float], identities: Sequence[int], method: str = "halrp-budget", **more: Any
+) -> dict[str, Any]:
+    """A record in which no accuracy ever changes; `final` has them by identity."""
+    accuracies = [final[identity] for identity in identities]
+    return made([accuracies[: i + 1] for i in range(len(accuracies))], identities, method, **more)
+
+
+def older(record: dict[str, Any]) -> dict[str, Any]:
+    """The same record in the older format."""
+    cell = {"order": "A", "seed": 0, "fraction": 1.0, "settings": {}, "tasks": None} | record["cell"]
+    lacking = ("val", "counted", "stages", "peak_bytes")
+    rows = [{name: value for name, value in row.items() if name not in lacking} for row in record["rows"]]
+    return {"cell": cell, "environment": record["environment"], "rows": rows}
+
+
+def put(folder: Path, name: str, content: object, age: int = 0) -> Path:
+    """Write a file, so many seconds older than it would be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    now = path.stat().st_mtime
+    os.utime(path, (now - age, now - age))
+    return path
+
+
+def unfinished(folder: Path, name: str, record: dict[str, Any], done: int) -> Path:
+    """Write what is left of a run that was stopped after some tasks."""
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = json.dumps({"cell": record["cell"], "rows": record["rows"][:done], "facts": {}})
+    (folder / name).write_bytes(safetensors.torch.save({"w": torch.zeros(2)}, {"facts": facts}))
+    return folder / name

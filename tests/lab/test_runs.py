@@ -1,0 +1,118 @@
+"""Runs: what a record holds, that the same cell gives the same record, and that a killed run goes on."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halrp.errors import DamagedError, WriteError
+from halrp.lab import demo, runs
+from halrp.lab.cells import Cell
+from halrp.train import Progress
+
+SHORT: dict[str, Any] = {"recipe": {"epochs": 2, "batch": 32}, "tasks": 3}
+CELL = Cell("halrp-budget", "digits", "digits-net", settings={"parameters_per_task": 4000}, **SHORT)
+
+
+def test_a_row_holds_the_accuracy_of_every_task_seen_so_far_and_what_it_cost() -> None:
+    rows = list(runs.run(CELL))
+    assert [len(row["test"]) for row in rows] == [len(row["val"]) for row in rows] == [1, 2, 3]
+    assert all(0 <= share <= 1 for row in rows for share in row["test"] + row["val"])
+    assert rows[0]["ranks"] == {}
+    assert set(rows[1]["ranks"]) <= {"conv1.weight", "conv2.weight", "linear.weight"}
+    assert rows[2]["parameters"] - rows[1]["parameters"] <= 4000
+    assert rows[2]["test"][:2] == rows[1]["test"], "a committed task never changes"
+    assert set(rows[0]["stages"]) == {"base"}
+    assert "warm-up" in rows[1]["stages"]
+    assert 0 < sum(rows[1]["stages"].values()) <= rows[1]["seconds"]
+    assert rows[1]["peak_bytes"] > 10**7
+
+
+def test_a_joint_method_has_accuracies_only_when_all_tasks_have_come() -> None:
+    rows = list(runs.run(Cell("mtl", "digits", "digits-net", **SHORT)))
+    assert [row["test"] for row in rows[:2]] == [[None], [None, None]]
+    assert all(share is not None for share in rows[2]["test"])
+    assert "parameters" not in rows[0]
+
+
+@pytest.mark.parametrize("method", ["halrp-budget", "stl", "ewc", "be"])
+def test_a_run_that_is_interrupted_again_and_again_ends_with_the_record_of_one_that_was_not(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halrp.lab.methods.networks.CHECKPOINT_EVERY", 0.0)
+    settings = {"parameters_per_task": 4000} if method == "halrp-budget" else {}
+    cell = Cell(method, "digits", "digits-net", settings=settings, **SHORT)
+    whole = runs.execute(cell, tmp_path / "whole")
+    events = 0
+
+    def interrupt(after: int) -> Any:
+        seen = 0
+
+        def notify(event: Progress) -> None:
+            nonlocal seen
+            seen += 1
+            if seen > after:
+                raise KeyboardInterrupt
+
+        return notify
+
+    while True:
+        events += 1
+        try:
+            found = runs.execute(cell, tmp_path / "cut", progress=interrupt(1))
+            break
+        except KeyboardInterrupt:
+            assert events < 40, "it makes no progress"
+    assert events > 3
+    assert runs.without_times(found) == runs.without_times(whole)
+    assert [path.name for path in (tmp_path / "cut").iterdir()] == [f"{cell.name}.json"], "nothing else is left"
+
+
+def test_a_finished_cell_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = Cell("be", "digits", "digits-net", **(SHORT | {"tasks": 1}))
+    first = runs.execute(cell, tmp_path)
+    monkeypatch.setattr(runs, "run", lambda *a, **k: pytest.fail("it ran"))
+    assert runs.execute(cell, tmp_path) == json.loads(json.dumps(first))
+
+
+def test_a_state_that_is_damaged_or_of_another_cell_is_not_used(tmp_path: Path) -> None:
+    cell = Cell("be", "digits", "digits-net", **(SHORT | {"tasks": 2}))
+    whole = runs.execute(cell, tmp_path / "whole")
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / f"{cell.name}{runs.UNFINISHED}").write_bytes(b"nothing of use")
+    assert runs.without_times(runs.execute(cell, tmp_path / "cut")) == runs.without_times(whole)
+
+
+def test_a_record_says_where_it_was_made_and_can_be_read_back(tmp_path: Path) -> None:
+    cell = Cell("be", "digits", "digits-net", **(SHORT | {"tasks": 1}))
+    found = runs.execute(cell, tmp_path)
+    assert runs.read(tmp_path / f"{cell.name}.json") == json.loads(json.dumps(found))
+    assert {"halrp", "torch", "numpy", "python", "threads", "commit"} <= found["environment"].keys()
+    assert found["cell"] == cell.canonical()
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"cell": {"method": "be"}, "rows": []}', '{"cell": {}, "rows": [1]}'])
+def test_what_is_no_record_is_named(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "broken.json"
+    path.write_text(content)
+    with pytest.raises(DamagedError, match=r"broken\.json is not a"):
+        runs.read(path)
+
+
+def test_a_place_that_cannot_be_written_is_an_error_before_anything_is_learned(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(WriteError, match="file"):
+        runs.execute(CELL, tmp_path / "file" / "results")
+
+
+def test_the_demo_ends_with_a_table_of_all_four_methods_and_a_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "demo.html"
+    demo.main(["--tasks", "2", "--epochs", "2", "--page", str(page), "--results", str(tmp_path / "records")])
+    printed = capsys.readouterr().out
+    for words in ("average", "forgetting", "bytes per", "seconds", "By budget:"):
+        assert words in printed
+    assert "HALRP" in page.read_text()
+    assert len(list((tmp_path / "records").glob("*.json"))) == 4
