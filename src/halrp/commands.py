@@ -1,5 +1,4 @@
-"""What the `halrp` command can do: explain a model; inspect and verify a store; export a task of it; data sets;
-experiments and their results.
+"""What the `halrp` command can do: models, stores, data sets, experiments and their results.
 
 Each command calls one function of the library and prints what it returns. A command that needs a model takes the place
 of a function that builds it, "package.module:callable", because a store never holds code.

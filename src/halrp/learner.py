@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from halrp import draws, importance, views
+from halrp import draws, importance, parallel, views
 from halrp._version import __version__
 from halrp.base import Base, check_outputs, evaluating
 from halrp.budget import Budget, Fixed, Size
@@ -121,10 +121,7 @@ class Learner:
         defaults to the number of class names, or else to the largest label plus one. Validation data, if given,
         decide importance and view. `augment(x, generator)` changes the inputs of every batch that is trained on.
         """
-        if not isinstance(name, str) or not name:
-            raise TaskError(f"a task's name must be a non-empty string, got {name!r}")
-        if name in self._tasks:
-            raise TaskError(f"task {name!r} is already learned and never changes; choose another name")
+        self._check_name(name)
         classes = len(class_names) if classes is None and class_names is not None else classes
         base = self._body
         with torch.enable_grad(), draws.isolated(*self._names(name), device=base.device):
@@ -139,6 +136,30 @@ class Learner:
             names = None if class_names is None else tuple(map(str, class_names))
             lesson = Lesson(data, held_out, classes, names, augment)
             return self._learn_base(name, lesson) if self._base is None else self._learn_delta(self._base, name, lesson)
+
+    def learn_many(self, tasks: parallel.Lessons, engine: parallel.Engine | None = None) -> dict[str, Delta]:
+        """Learn several tasks and commit them in the given order; `engine`'s workers learn them side by side.
+
+        `tasks` says by name what `learn` takes: `{"birds": ((x, y), (xv, yv)), …}`. An engine has `submit`, as the
+        executors of `concurrent.futures` and Dask's clients do. Deltas are those of one-by-one learning, to the bit.
+        The first task is learned here if there is no base. When a task fails, those before it stay committed.
+        """
+        lessons = {name: parallel.arguments_of(name, lesson) for name, lesson in tasks.items()}
+        for name in lessons:
+            self._check_name(name)
+        here = [name for i, name in enumerate(lessons) if engine is None or (i == 0 and self._base is None)]
+        found = {name: self.learn(name, **lessons.pop(name)) for name in here}
+        if engine is not None and lessons:
+            for name, delta in parallel.learned_apart(self, lessons, engine):
+                self._commit(self._ready, {**self._tasks, name: delta}, None)
+                found[name] = delta
+        return found
+
+    def _check_name(self, name: str) -> None:
+        if not isinstance(name, str) or not name:
+            raise TaskError(f"a task's name must be a non-empty string, got {name!r}")
+        if name in self._tasks:
+            raise TaskError(f"task {name!r} is already learned and never changes; choose another name")
 
     def _learn_base(self, name: str, lesson: Lesson) -> Delta:
         checkpoints = self._checkpoints(name, lesson._replace(val=None))

@@ -170,17 +170,16 @@ def test_a_damaged_record_fails_its_cell_and_no_other(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_exits_with_130_and_resume_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Interrupted(methods.METHODS["finetune"].make):  # type: ignore[misc,name-defined]
+    class Interrupted(methods.METHODS["finetune"].make):  # type: ignore[misc]
         def learn(self, task: streams.Task) -> None:
             if len(self.heads) == 2:
                 raise KeyboardInterrupt
             super().learn(task)
 
-    given = ("run", "--method", "finetune", "--stream", "digits", "--backbone", "digits-net", "--tasks", 3)
-    given = (*given, "--epochs", 2, "--recipe", "batch=32")
+    which = ("--method", "finetune", "--stream", "digits", "--backbone", "digits-net", "--tasks", 3)
     with monkeypatch.context() as patch:
         patch.setitem(methods.METHODS, "finetune", methods.Known(Interrupted, "stops"))
-        found = Result(*given)
+        found = Result("run", *which, "--epochs", 2, "--recipe", "batch=32")
     assert found.code == 130
     assert "the same command goes on" in found.error
     (tmp_path / "results" / f"foreign{runs.UNFINISHED}").write_text("foreign")

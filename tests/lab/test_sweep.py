@@ -99,7 +99,7 @@ def test_what_cannot_be_run_is_refused_by_name_before_anything_runs(change: str,
 
 
 def test_a_last_layer_names_its_places() -> None:
-    with pytest.raises(SettingError, match="write recipe.name=value"):
+    with pytest.raises(SettingError, match=r"write recipe\.name=value"):
         expanded(GRID, recipe=3)
     with pytest.raises(SettingError, match="nearest name is 'order'"):
         expanded(GRID, odrer="A")

@@ -160,7 +160,7 @@ def _prepared(cells: list[Cell], data: Path | None, elsewhere: bool = False) -> 
 def run_sweep(
     name: Annotated[str, typer.Argument(metavar="PRESET|FILE", help="see: halrp presets", show_default=False)],
     wanted: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="more of --only", show_default=False)
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="more of --only", show_default=False)
     ] = None,
     only: Annotated[
         list[str] | None,

@@ -69,7 +69,22 @@ def fit(
     **hooks: Any,
 ) -> Training:
     """Train a network on a task by the run's recipe; `hooks` go to `Training`. It is left in evaluation mode."""
+    return training(context, task, net, groups, names, stage, epochs, **hooks).run()
+
+
+def training(
+    context: Context,
+    task: Task,
+    net: nn.Module,
+    groups: Iterable[Group],
+    names: tuple[object, ...],
+    stage: str,
+    epochs: int | None = None,
+    **hooks: Any,
+) -> Training:
+    """The training of `fit` before its first epoch, for a method that looks at it in between."""
     recipe = context.recipe
+    hooks.setdefault("checkpoints", checkpoints(context, task))
     return Training(
         net,
         groups,
@@ -81,9 +96,8 @@ def fit(
         stage=stage,
         notify=context.progress,
         augment=task.augment,
-        checkpoints=checkpoints(context, task),
         **hooks,
-    ).run()
+    )
 
 
 def examples(context: Context, task: Task, net: nn.Module) -> InMemory:

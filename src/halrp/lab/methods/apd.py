@@ -1,0 +1,385 @@
+"""`apd`: additive parameter decomposition (Yoon et al., 2020).
+
+Every layer's weight is θ_t = σ ⊗ M_t + τ_t: σ is shared by all tasks, M_t = sigmoid(v_t) has one value per output, τ_t
+is sparse. Biases, norm layers and the head belong to the task. At task t the loss is
+
+    CE(θ_t) + λ1 Σ_{i≤t} ‖τ_i‖₁ + λ2/2 Σ_{i<t} ‖θ*_i − θ_i‖² + ω/2 (‖τ_t‖² + ‖v_t‖²) [+ ω/2 ‖σ‖² at the first task]
+
+over σ, every τ_i and v_i, and what task t owns; θ*_i are old tasks' weights when task t begins. So σ goes on learning,
+and old τ_i take up its change. Every few tasks the τ_i are consolidated: tasks that resemble each other share a
+τ̃ (local), which is never trained, and θ_i = σ ⊗ M_i + τ̃_g(i) + τ_i. For use and for files, elements of τ and τ̃ of at
+most the threshold are zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from halrp import draws
+from halrp.errors import SettingError
+from halrp.lab.methods import networks
+from halrp.lab.methods.consolidation import ALONE, consolidate
+from halrp.lab.methods.contract import Context, Method, Size, State
+from halrp.lab.streams import Task
+from halrp.plan import Plan
+from halrp.train import Group
+from halrp.views import get_tensor, set_tensor, task_view
+
+
+def compose(sigma: Tensor, v: Tensor, tau: Tensor | None = None) -> Tensor:
+    """σ ⊗ sigmoid(v) + τ of σ and τ (J, …) and v (J,)."""
+    mask = masked(v, sigma)
+    return sigma * mask if tau is None else torch.addcmul(tau, sigma, mask)
+
+
+def masked(v: Tensor, like: Tensor) -> Tensor:
+    """M = sigmoid(v), (J, 1, …), for a weight (J, …)."""
+    return torch.sigmoid(v).view(-1, *[1] * (like.dim() - 1))
+
+
+def drift_gradients(sigma: Tensor, v: Tensor, tau: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of ½‖σ ⊗ M + τ − target‖² with respect to σ (J, …), v (J,) and τ (J, …)."""
+    gap = compose(sigma, v, tau).sub_(target)
+    mask = masked(v, sigma)
+    slope = torch.sigmoid(v) * (1 - torch.sigmoid(v))
+    return gap * mask, (gap * sigma).sum(tuple(range(1, sigma.dim()))) * slope, gap
+
+
+def cut(tensor: Tensor, threshold: float) -> Tensor:
+    """A tensor whose elements of magnitude at most `threshold` are zero."""
+    return torch.where(tensor.abs() <= threshold, 0, tensor)
+
+
+def pack(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """What a file holds of a sparse tensor: values, and where they are, in the smallest of three forms.
+
+    The places are int32 indices, or one bit per element as uint8; or all values are kept, with no places.
+    """
+    flat = tensor.detach().reshape(-1)
+    held = flat != 0
+    values = flat[held]
+    spent = values.numel() * values.element_size()
+    bits = -(-flat.numel() // 8)
+    if flat.numel() * flat.element_size() <= spent + min(bits, 4 * values.numel()):
+        return flat, held.new_empty(0, dtype=torch.uint8)
+    if bits < 4 * values.numel():
+        octets = F.pad(held, (0, 8 * bits - flat.numel())).view(-1, 8)
+        powers = 2 ** torch.arange(8, device=flat.device)
+        return values, (octets * powers).sum(1).to(torch.uint8)
+    return values, held.nonzero().view(-1).to(torch.int32)
+
+
+def unpack(values: Tensor, where: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The tensor of a shape that was packed."""
+    flat = values.new_zeros(shape).view(-1)
+    if values.numel() == flat.numel():
+        flat = values
+    elif where.dtype == torch.uint8:
+        shifts = torch.arange(8, device=where.device)
+        flat[(where.view(-1, 1).long() >> shifts & 1).bool().view(-1)[: flat.numel()]] = values
+    else:
+        flat[where.long()] = values
+    return flat.view(shape)
+
+
+@dataclass(eq=False)
+class Part:
+    """What belongs to one task: v and τ by layer, and full tensors (biases, norms and their statistics, head)."""
+
+    classes: int
+    v: dict[str, nn.Parameter]
+    tau: dict[str, nn.Parameter]
+    """Dense and not cut, because later tasks train it on; empty if the task has a mask only."""
+    own: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Decomposed(Method):
+    """Tasks as σ ⊗ M_t + τ_t: all but how they are learned."""
+
+    def __init__(self, context: Context, l1: float, l2: float, start: str, threshold: float | None) -> None:
+        """Take λ1, ω, where τ starts, and the threshold."""
+        super().__init__(context)
+        self.l1, self.l2, self.start = l1, l2, start
+        self.threshold = l1 if threshold is None else threshold
+        for name, value in (("l1", l1), ("l2", l2), ("threshold", self.threshold)):
+            self.refuse_negative(name, value)
+        if start not in ("sigma", "zeros"):
+            raise SettingError(f"{type(self).__name__}(start={start!r}) is unknown; choose 'sigma' or 'zeros'")
+        self.net: nn.Module | None = None
+        """The first task's network, with σ in the places of its weights."""
+        self.tasks: list[Part] = []
+        self.local: dict[str, list[Tensor]] = {}
+        self.groups: dict[str, list[int]] = {}
+        """By layer: the τ̃ of every group, and the group of every consolidated task."""
+
+    def refuse_negative(self, name: str, value: float) -> None:
+        """Raise for a setting that must not be below zero."""
+        if not value >= 0:
+            raise SettingError(f"{type(self).__name__}({name}={value}) must not be negative; 0 switches it off")
+
+    @property
+    def sigma(self) -> dict[str, nn.Parameter]:
+        """σ by layer."""
+        assert self.net is not None, "learn a task first"
+        found = {n: get_tensor(self.net, n) for n in layers(self.plan)}
+        return {n: t for n, t in found.items() if isinstance(t, nn.Parameter)}
+
+    def begin(self, task: Task, sparse: bool = True) -> tuple[nn.Module, Part]:
+        """A network with new biases, norms and head over σ, and new v and τ for it."""
+        net, plan = networks.fresh(self.context, task)
+        if not self.tasks:
+            self.net, self.plan = net, plan
+        part = Part(task.classes, {}, {})
+        for n, sigma in self.sigma.items():
+            set_tensor(net, n, sigma)
+            noise = torch.randn(len(sigma), generator=draws.generator(*self.names(task), "mask", n))
+            part.v[n] = nn.Parameter((noise / len(sigma) ** 0.5).to(sigma))
+            if sparse:
+                now = sigma.detach()
+                part.tau[n] = nn.Parameter(now.clone() if self.start == "sigma" else torch.zeros_like(now))
+        return net, part
+
+    def names(self, task: Task) -> tuple[object, ...]:
+        """What the draws of a task are a function of."""
+        return (networks.later_names if self.tasks else networks.first_names)(self.context, task)
+
+    def train(self, task: Task, net: nn.Module, part: Part, sigma_l2: float | None, **more: Any) -> None:
+        """Train what a task owns, σ too unless its penalty is None, and `groups` and hooks of the caller; keep it."""
+        sigma = {n: s if sigma_l2 is not None else s.detach() for n, s in self.sigma.items()}
+        groups = [
+            Group(list(part.tau.values()), l1=self.l1, l2=self.l2),
+            Group(list(part.v.values()), l2=self.l2),
+            Group([p for n, p in net.named_parameters() if n not in sigma and p.requires_grad]),
+            Group([] if sigma_l2 is None else list(self.sigma.values()), l2=sigma_l2 or 0.0),
+            *more.pop("groups", []),
+        ]
+
+        def loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            weights = {n: compose(s, part.v[n], part.tau.get(n)) for n, s in sigma.items()}
+            return F.cross_entropy(functional_call(net, weights, (x,)), y)
+
+        stage = "fine-tune" if self.tasks else "base"
+        networks.fit(self.context, task, net, groups, self.names(task), stage, loss=loss, **more)
+        for parameter in (p for group in groups for p in group.parameters):
+            parameter.grad = None  # one per element of every task
+        part.own = {n: t for n, t in networks.contents(net).items() if n not in sigma}
+        self.tasks.append(part)
+
+    def local_of(self, task: int, layer: str) -> Tensor | None:
+        """The τ̃ that a task shares in a layer, if it shares any."""
+        groups = self.groups.get(layer, [])
+        group = groups[task] if task < len(groups) else ALONE
+        return None if group == ALONE else self.local[layer][group]
+
+    @torch.no_grad()
+    def weights(self, task: int, threshold: float | None = None) -> dict[str, Tensor]:
+        """θ by layer, for use: τ and τ̃ cut at the threshold (0 cuts nothing)."""
+        limit, part, found = self.threshold if threshold is None else threshold, self.tasks[task], {}
+        for n, sigma in self.sigma.items():
+            tau = part.tau.get(n)
+            found[n] = compose(sigma, part.v[n], None if tau is None else cut(tau, limit))
+            local = self.local_of(task, n)
+            if local is not None:
+                found[n] += cut(local, limit)
+        return found
+
+    def predict(self, x: Tensor, task: int) -> Tensor:
+        """Logits of the task's network, with its own biases, norms and head."""
+        assert self.net is not None, "learn a task first"
+        part = self.tasks[task]
+        net = task_view(self.net, self.plan, {}, part.own | self.weights(task), part.classes)
+        return networks.logits(self.context, net, x)
+
+    def compact(self) -> dict[str, Tensor]:
+        """What a file needs to evaluate all tasks: σ, masks, tensors, packed τ and τ̃, and groups."""
+        found: dict[str, Tensor] = networks.prefixed("sigma", self.sigma)
+        for i, part in enumerate(self.tasks):
+            found |= networks.prefixed(f"task/{i}/own", part.own) | networks.prefixed(f"task/{i}/v", part.v)
+            found |= self._packed(f"task/{i}/tau", part.tau)
+        for n, local in self.local.items():
+            found |= self._packed(f"local/{n}", {str(g): t for g, t in enumerate(local)})
+            found[f"where/groups/{n}"] = torch.tensor(self.groups[n], dtype=torch.int16)
+        return found
+
+    def _packed(self, prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        pairs = {n: pack(cut(t.detach(), self.threshold)) for n, t in tensors.items()}
+        values = {n: pair[0] for n, pair in pairs.items()}
+        where = {n: pair[1] for n, pair in pairs.items()}
+        return networks.prefixed(prefix, values) | networks.prefixed(f"where/{prefix}", where)
+
+    def stored(self) -> Size:
+        """The compact form; places of sparse values and groups count as bytes, not as numbers."""
+        held = self.compact()
+        numbers = sum(t.numel() for n, t in held.items() if not n.startswith("where/"))
+        return Size(numbers, networks.size_of(held.values()).bytes)
+
+    def counted(self) -> int:
+        """σ, and of each task v, non-zeros of τ, biases, norms and head; non-zeros of τ̃. No running statistics."""
+        assert self.net is not None, "learn a task first"
+        buffers = dict(self.net.named_buffers())
+        total = sum(s.numel() for s in self.sigma.values())
+        for part in self.tasks:
+            total += sum(v.numel() for v in part.v.values()) + sum(self.kept(part).values())
+            total += sum(t.numel() for n, t in part.own.items() if n not in buffers)
+        return total + sum(self._nonzeros(t) for local in self.local.values() for t in local)
+
+    def kept(self, part: Part) -> dict[str, int]:
+        """How many elements of a task's τ are above the threshold, by layer."""
+        return {n: self._nonzeros(t) for n, t in part.tau.items()}
+
+    def _nonzeros(self, tensor: Tensor) -> int:
+        return int((tensor.detach().abs() > self.threshold).sum())
+
+    def facts(self) -> dict[str, Any]:
+        """How many elements the newest τ keeps in each layer, and the groups of tasks."""
+        return {"sparse": self.kept(self.tasks[-1]), "groups": self.groups}
+
+    def state(self) -> State:
+        """σ, and all of each task, dense and not cut; what tasks share."""
+        tensors: dict[str, Tensor] = networks.prefixed("sigma", self.sigma)
+        for i, part in enumerate(self.tasks):
+            for kind, held in (("v", part.v), ("tau", part.tau), ("own", part.own)):
+                tensors |= networks.prefixed(f"task/{i}/{kind}", held)
+        for n, local in self.local.items():
+            tensors |= networks.prefixed(f"local/{n}", {str(g): t for g, t in enumerate(local)})
+        facts = {"classes": [part.classes for part in self.tasks], "groups": self.groups}
+        return State({n: t.detach() for n, t in tensors.items()}, facts)
+
+    def restore(self, state: State) -> None:
+        """Go on from a state."""
+        classes, tensors = state.facts["classes"], state.tensors
+        self.net, self.plan = networks.empty(self.context, classes[0])
+        networks.fill(self.net, networks.under("sigma", tensors) | networks.under("task/0/own", tensors))
+        held, sigma = networks.contents(self.net), self.sigma
+
+        def part(i: int, width: int) -> Part:
+            v = {n: nn.Parameter(t.to(sigma[n], copy=True)) for n, t in networks.under(f"task/{i}/v", tensors).items()}
+            tau = networks.under(f"task/{i}/tau", tensors)
+            own = {n: t.to(held[n].device) for n, t in networks.under(f"task/{i}/own", tensors).items()}
+            own = {n: placed(t, held[n]) if t.shape == held[n].shape else t for n, t in own.items()}
+            return Part(width, v, {n: nn.Parameter(placed(t, sigma[n])) for n, t in tau.items()}, own)
+
+        self.tasks = [part(i, width) for i, width in enumerate(classes)]
+        self.groups = {n: list(groups) for n, groups in state.facts["groups"].items()}
+        self.local = {n: numbered(f"local/{n}", tensors, sigma[n]) for n in self.groups}
+
+
+def layers(plan: Plan) -> list[str]:
+    """The weights that are decomposed: of every layer but norms and the head, unless tied."""
+    return [n for n, t in plan.treatments.items() if t.role == "weight" and t.kind != "shared" and len(t.places) == 1]
+
+
+def placed(tensor: Tensor, like: Tensor) -> Tensor:
+    """A tensor on the device and in the memory format of another of its shape."""
+    return torch.empty_like(like, requires_grad=False).copy_(tensor)
+
+
+def numbered(prefix: str, tensors: Mapping[str, Tensor], like: Tensor) -> list[Tensor]:
+    """The tensors prefix/0, prefix/1, … placed like another."""
+    found = networks.under(prefix, tensors)
+    return [placed(found[str(i)], like) for i in range(len(found))]
+
+
+class Additive(Decomposed):
+    """σ goes on learning, old τ take up its change, and tasks that resemble each other share."""
+
+    def __init__(
+        self,
+        context: Context,
+        l1: float = 4e-4,
+        strength: float = 100.0,
+        l2: float = 1e-4,
+        beta: float = 1e-2,
+        every: int = 5,
+        clusters: int = 2,
+        start: str = "sigma",
+        fixed_masks: bool = False,
+        threshold: float | None = None,
+    ) -> None:
+        """Take λ1, λ2 (`strength`), ω (`l2`), and how τ are consolidated.
+
+        After each `every` tasks (0: never) there are `clusters` more clusters, and elements that differ by at most
+        `beta` in one are shared. τ starts as a copy of "sigma" or as "zeros". `fixed_masks` keeps old v as they are.
+        Elements of τ of at most `threshold` are zero in use; None means λ1.
+        """
+        super().__init__(context, l1, l2, start, threshold)
+        for name, value in (("strength", strength), ("beta", beta), ("every", every)):
+            self.refuse_negative(name, value)
+        if clusters < 1:
+            raise SettingError(f"Additive(clusters={clusters}) must be at least 1; every=0 switches consolidation off")
+        self.strength, self.beta, self.every, self.clusters = strength, beta, every, clusters
+        self.fixed_masks = fixed_masks
+        self.centroids: dict[str, list[Tensor]] = {}
+
+    def learn(self, task: Task) -> None:
+        """Train σ, the new task and the old ones' v and τ; consolidate when it is time."""
+        old, targets = list(self.tasks), self.targets()
+        net, part = self.begin(task)
+        retroactive = [Group([t for p in old for t in p.tau.values()])]
+        if not self.fixed_masks:
+            retroactive.append(Group([v for p in old for v in p.v.values()]))
+        hooks = {"after_backward": self.draw_back(targets)} if old else {}
+        self.train(task, net, part, 0.0 if old else self.l2, groups=retroactive, **hooks)
+        if self.every and len(self.tasks) % self.every == 0:
+            self.consolidate(task)
+
+    @torch.no_grad()
+    def targets(self) -> list[dict[str, Tensor]]:
+        """θ*_i − τ̃_g(i) of every task and layer, as they are now: what σ ⊗ M_i + τ_i should stay."""
+        return [{n: compose(s, p.v[n], p.tau[n]) for n, s in self.sigma.items()} for p in self.tasks]
+
+    def draw_back(self, targets: list[dict[str, Tensor]]) -> Callable[[], None]:
+        """A hook that adds the gradients of λ2/2 Σ‖θ*_i − θ_i‖² and λ1 Σ‖τ_i‖₁ over old tasks.
+
+        By hand, one layer of one task at a time: nothing of old tasks is ever on the autograd tape.
+        """
+        scale = self.context.recipe.gradient_scale
+        old, sigmas, strength = self.tasks[: len(targets)], self.sigma, self.strength * scale
+
+        @torch.no_grad()
+        def add() -> None:
+            for n, sigma in sigmas.items():
+                assert sigma.grad is not None
+                for part, target in zip(old, targets, strict=True):
+                    v, tau = part.v[n], part.tau[n]
+                    by_sigma, by_v, by_tau = drift_gradients(sigma, v, tau, target[n])
+                    sigma.grad.add_(by_sigma, alpha=strength)
+                    tau.grad = by_tau.mul_(strength).add_(tau.sign(), alpha=self.l1 * scale)
+                    if not self.fixed_masks:
+                        v.grad = by_v.mul_(strength)
+
+        return add
+
+    @torch.no_grad()
+    def consolidate(self, task: Task) -> None:
+        """Group the tasks in every layer, and keep once what they agree on within β."""
+        count = self.clusters * len(self.tasks) // self.every
+        for n in self.sigma:
+            full = []
+            for i, part in enumerate(self.tasks):
+                local = self.local_of(i, n)
+                full.append(part.tau[n].detach() if local is None else part.tau[n] + local)
+            chance = draws.generator(*networks.later_names(self.context, task), "clusters", n)
+            found = consolidate(full, count, self.beta, self.centroids.get(n, []), chance)
+            for part, own in zip(self.tasks, found.own, strict=True):
+                part.tau[n] = nn.Parameter(own)
+            self.local[n], self.groups[n], self.centroids[n] = found.local, found.groups, found.centroids
+
+    def state(self) -> State:
+        """What every decomposition keeps, and the centroids, from which the next consolidation begins."""
+        plain, centroids = super().state(), dict[str, Tensor]()
+        for n, held in self.centroids.items():
+            centroids |= networks.prefixed(f"centroid/{n}", {str(k): t for k, t in enumerate(held)})
+        return State(plain.tensors | centroids, plain.facts)
+
+    def restore(self, state: State) -> None:
+        """Go on from a state."""
+        super().restore(state)
+        self.centroids = {n: numbered(f"centroid/{n}", state.tensors, self.sigma[n]) for n in self.groups}

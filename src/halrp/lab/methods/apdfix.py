@@ -1,0 +1,45 @@
+"""`apdfix`: additive parameter decomposition whose shared part is fixed after the first task (Li et al., 2024).
+
+Every layer's weight is θ_t = σ ⊗ M_t + τ_t, M_t = sigmoid(v_t), as in `apd`. The first task trains σ. A later one trains
+its own v, τ, biases, norm layers and head, with
+
+    CE(θ_t) + λ1 ‖τ_t‖₁ + ω/2 (‖τ_t‖² + ‖v_t‖²),
+
+and nothing of the tasks before it, so none is forgotten. With `mask_only` there is no τ: a later task has one number per
+output of each layer to fit σ to itself.
+"""
+
+from __future__ import annotations
+
+from halrp.lab.methods.apd import Decomposed
+from halrp.lab.methods.contract import Context
+from halrp.lab.streams import Task
+
+
+class FixedAdditive(Decomposed):
+    """σ of the first task; a mask and a sparse τ for each task."""
+
+    frozen = True
+    first_decides = True
+
+    def __init__(
+        self,
+        context: Context,
+        l1: float = 4e-4,
+        l2: float = 1e-4,
+        mask_only: bool = False,
+        start: str = "sigma",
+        threshold: float | None = None,
+    ) -> None:
+        """Take λ1 and ω (`l2`).
+
+        `mask_only` leaves τ out, of the first task too. τ starts as a copy of "sigma" or as "zeros"; its elements of
+        at most `threshold` are zero in use, and None means λ1.
+        """
+        super().__init__(context, l1, l2, start, threshold)
+        self.mask_only = mask_only
+
+    def learn(self, task: Task) -> None:
+        """Train what the task owns; the first one trains σ too."""
+        net, part = self.begin(task, sparse=not self.mask_only)
+        self.train(task, net, part, sigma_l2=None if self.tasks else self.l2)

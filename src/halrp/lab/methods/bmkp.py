@@ -1,0 +1,320 @@
+"""`bmkp`: bilevel memory with knowledge projection (Sun et al., 2023).
+
+A working memory, an ordinary network, learns each task freely. A long-term memory keeps, for each layer with a weight
+W (O, D), an orthonormal basis B (O, k) of patterns of the layer's outputs, which all tasks share and which only grows,
+and for each task t coefficients A_t (k_t, D). The task's weight is W_t = B[:, :k_t] A_t. A task is learned in steps:
+
+1. Learn: train the working memory on, from the second task with CE + λ Σ_l Reg_l. With the residual E = W − B Bᵀ W,
+
+       Reg = tr(E Eᵀ) / ‖E Eᵀ‖₁          (form "paper"; entries' absolute values are summed)
+       Reg = tr(K) / Σ K,  K = B Bᵀ + E Eᵀ   (form "code"; signed, so the sum can come near 0 and the loss explode)
+
+2. Project: extend B until it captures a share of the energy of the outputs W x of some examples; A_t = Bᵀ W.
+3. Recall: with B held, train A_t on the task, with CE alone.
+
+Biases, norm layers with their statistics and the head belong to the task and are trained in both steps. Nothing that a
+learned task uses is ever written to, so its logits stay to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from halrp.base import formatted
+from halrp.errors import SettingError
+from halrp.lab.methods import networks, subspaces
+from halrp.lab.methods.contract import Context, Method, Size, State
+from halrp.lab.methods.gpm import Mode, sample
+from halrp.lab.streams import Task
+from halrp.plan import NORMS
+from halrp.train import Group, Training
+from halrp.views import clone, task_view
+
+Form = Literal["paper", "code"]
+EPSILON = 1e-12
+"""Keeps the paper's quotient finite where the residual is zero."""
+STEP, FALL = 45, 0.1
+"""The official schedule: the rate is multiplied by FALL every STEP epochs."""
+
+
+@dataclass(frozen=True, eq=False)
+class Own:
+    """What one task owns: coefficients A (k, D) by layer; biases, norm layers with their buffers and the head."""
+
+    classes: int
+    coefficients: Mapping[str, Tensor]
+    tensors: Mapping[str, Tensor]
+
+
+class BilevelMemory(Method):
+    """A working network, and patterns and coefficients that its tasks are rebuilt from."""
+
+    frozen = True
+
+    def __init__(
+        self,
+        context: Context,
+        mode: Mode = "paper",
+        strength: float = 1.0,
+        form: Form = "paper",
+        energy_first: float = 0.95,
+        energy: float = 0.96,
+        samples: int = 500,
+        lr: float = 0.05,
+        l2: float = 1e-4,
+    ) -> None:
+        """Take the mode, λ and the form of the regulariser, and how much of the outputs' energy the bases capture.
+
+        In the mode "paper" the recipe's epochs are divided evenly between learning and recalling, and `l2` is the
+        penalty λ/2·‖W‖² while learning. In the mode "official" both have all epochs, by SGD with the rate `lr`.
+        """
+        if mode not in ("paper", "official"):
+            raise SettingError(f"bmkp(mode={mode!r}) is unknown; choose 'paper' or 'official'")
+        if form not in ("paper", "code"):
+            raise SettingError(f"bmkp(form={form!r}) is unknown; choose 'paper' or 'code'")
+        for name, value in (("energy_first", energy_first), ("energy", energy)):
+            if not 0 < value <= 1:
+                raise SettingError(f"bmkp({name}={value}) is a share of the energy; it must lie above 0 and up to 1")
+        if not strength >= 0:
+            raise SettingError(f"bmkp(strength={strength}) must be at least 0")
+        if samples < 1:
+            raise SettingError(f"bmkp(samples={samples}) must be at least 1")
+        recipe = context.recipe
+        if mode == "official":
+            plain = {"momentum": 0.0, "schedule": "constant", "gradient_scale": 1.0}
+            recipe = replace(recipe, optimiser="sgd", lr=lr, **cast(Any, plain))
+        super().__init__(replace(context, recipe=recipe))
+        self.mode, self.strength, self.form, self.samples = mode, strength, form, samples
+        self.energy_first, self.energy = energy_first, energy
+        self.l2 = l2 if mode == "paper" else 0.0
+        self.working: nn.Module | None = None
+        self.bases: dict[str, Tensor] = {}
+        self.tasks: list[Own] = []
+
+    def learn(self, task: Task) -> None:
+        """Learn, project and recall."""
+        names = self.learn_freely(task)
+        self.extend(task, names)
+        self.tasks.append(self.recall(task, names))
+
+    def learn_freely(self, task: Task) -> tuple[object, ...]:
+        """Train the working memory on, and return what the task's draws are a function of."""
+        context, hooks = self.context, {}
+        if self.working is None:
+            self.working, self.plan = networks.fresh(context, task)
+            names = networks.first_names(context, task)
+        else:
+            networks.add_head(context, self.working, task)
+            for module in self.working.modules():
+                if isinstance(module, NORMS) and hasattr(module, "reset_parameters"):
+                    module.reset_parameters()
+            names, hooks = networks.later_names(context, task), self.regularised()
+        groups = networks.weight_groups(self.working, self.plan, self.l2)
+        self.fit(task, self.working, groups, names, "learn", max(1, context.recipe.epochs // 2), **hooks)
+        return names
+
+    def regularised(self) -> dict[str, Any]:
+        """Add the regulariser's gradient after every backward pass."""
+        open_ = [(layer.weight, self.bases[n]) for n, layer in self.layers().items() if _grows(self.bases[n])]
+        strength = self.strength * self.context.recipe.gradient_scale
+        if strength == 0:
+            return {}
+
+        def add_gradient() -> None:
+            for weight, basis in open_:
+                assert weight.grad is not None
+                found = regulariser_gradient(subspaces.matrix(weight), basis, self.form)
+                weight.grad.add_(found.view(weight.shape), alpha=strength)
+
+        return {"after_backward": add_gradient}
+
+    def extend(self, task: Task, names: tuple[object, ...]) -> None:
+        """Append the patterns that the working memory's outputs need to the bases."""
+        assert self.working is not None
+        layers, first = self.layers(), not self.bases
+        parts = sample(self.context, self.working, task, self.samples, names)
+        found = subspaces.collected(self.working, layers, parts, dict.fromkeys(layers, self.samples), subspaces.outputs)
+        for name, columns in found.items():
+            weight = subspaces.matrix(layers[name].weight)
+            basis = self.bases.get(name, weight.new_zeros(len(weight), 0))
+            energy = self.energy_first if first else self.energy
+            self.bases[name] = subspaces.extended(basis, columns, energy, first)
+
+    def recall(self, task: Task, names: tuple[object, ...]) -> Own:
+        """Train a task's coefficients, biases, norm layers and head over the bases."""
+        assert self.working is not None
+        net = clone(self.working)
+        held = {name: rebuild(net.get_submodule(name), self.bases[name]) for name in self.layers()}
+        rest = {n: t for n, t in networks.contents(net).items() if ".parametrizations." not in n}
+        trained = [p for n, p in net.named_parameters() if n in rest and p.requires_grad]
+        groups = [Group([a for a in held.values() if a.numel()]), Group(trained)]
+        epochs = self.context.recipe.epochs
+        self.fit(task, net, groups, names, "recall", epochs - epochs // 2)
+        coefficients = {name: a.detach().clone() for name, a in held.items()}
+        return Own(task.classes, coefficients, {n: t.clone() for n, t in rest.items()})
+
+    def fit(
+        self,
+        task: Task,
+        net: nn.Module,
+        groups: list[Group],
+        names: tuple[object, ...],
+        stage: str,
+        epochs: int,
+        **hooks: Any,
+    ) -> None:
+        """Train by the recipe for so many epochs; in the official mode for all epochs, with a rate that falls."""
+        if self.mode == "paper":
+            networks.fit(self.context, task, net, groups, names, stage, epochs, **hooks)
+        else:
+            in_steps(networks.training(self.context, task, net, groups, names, stage, **hooks))
+
+    def layers(self) -> dict[str, Any]:
+        """The layers that are rebuilt for each task."""
+        assert self.working is not None, "learn a task first"
+        return dict(subspaces.layers_of(self.working, networks.HEAD))
+
+    def module(self, task: int) -> nn.Module:
+        """A task's network, rebuilt from the bases."""
+        assert self.working is not None, "learn a task first"
+        own, layers = self.tasks[task], self.layers()
+        weights = {
+            f"{name}.weight": rebuilt(self.bases[name], a).view(layers[name].weight.shape)
+            for name, a in own.coefficients.items()
+        }
+        net = task_view(self.working, self.plan, {}, weights | dict(own.tensors), own.classes)
+        return formatted(net, self.context.recipe.channels_last)
+
+    def predict(self, x: Tensor, task: int) -> Tensor:
+        """Logits of the task's network."""
+        return networks.logits(self.context, self.module(task), x)
+
+    def stored(self) -> Size:
+        """The bases, and what each task owns; the working memory is needed to learn on, not to evaluate."""
+        return networks.size_of(self._kept().values())
+
+    def counted(self) -> int:
+        """Without the running statistics of batch norms."""
+        assert self.working is not None, "learn a task first"
+        buffers = {n for n, _ in self.working.named_buffers()}
+        return sum(t.numel() for n, t in self._kept().items() if n.split("/", 3)[-1] not in buffers)
+
+    def facts(self) -> dict[str, Any]:
+        """The ranks of the bases."""
+        return {"ranks": {name: basis.shape[1] for name, basis in self.bases.items()}}
+
+    def _kept(self) -> dict[str, Tensor]:
+        tensors = networks.prefixed("basis", self.bases)
+        for i, own in enumerate(self.tasks):
+            tensors |= networks.prefixed(f"task/{i}/coefficients", own.coefficients)
+            tensors |= networks.prefixed(f"task/{i}/own", own.tensors)
+        return tensors
+
+    def state(self) -> State:
+        """The working memory, the bases, and what each task owns."""
+        assert self.working is not None, "learn a task first"
+        tensors = networks.prefixed("working", networks.contents(self.working)) | self._kept()
+        return State(tensors, {"classes": [own.classes for own in self.tasks]})
+
+    def restore(self, state: State) -> None:
+        """Build the working memory again, and what each task owns."""
+        classes = state.facts["classes"]
+        self.working, self.plan = networks.empty(self.context, classes[-1])
+        networks.fill(self.working, networks.under("working", state.tensors))
+        device = next(self.working.parameters()).device
+        tensors = {n: t.to(device) for n, t in state.tensors.items() if not n.startswith("working/")}
+        self.bases = {name: networks.under("basis", tensors)[name] for name in self.layers()}
+        self.tasks = [
+            Own(
+                width,
+                networks.under(f"task/{i}/coefficients", tensors),
+                networks.under(f"task/{i}/own", tensors),
+            )
+            for i, width in enumerate(classes)
+        ]
+
+
+class Rebuilt(nn.Module):
+    """Makes the weight B A of coefficients A (k, D); B (O, k) is held."""
+
+    basis: Tensor
+
+    def __init__(self, basis: Tensor, shape: torch.Size) -> None:
+        """Take the basis and the shape of the weight."""
+        super().__init__()
+        self.register_buffer("basis", basis.clone(), persistent=False)
+        self.shape = shape
+
+    def forward(self, coefficients: Tensor) -> Tensor:
+        """The weight."""
+        return rebuilt(self.basis, coefficients).view(self.shape)
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """The coefficients of a weight, Bᵀ W."""
+        found = self.basis.double().T @ subspaces.matrix(weight).double()
+        return found.to(weight.dtype)
+
+
+def rebuild(layer: nn.Module, basis: Tensor) -> nn.Parameter:
+    """Let a layer's weight be B A from now on, and return A (k, D), which starts as Bᵀ W."""
+    weight = cast(Tensor, layer.weight)
+    parametrize.register_parametrization(layer, "weight", Rebuilt(basis, weight.shape), unsafe=True)
+    found = cast(Any, layer).parametrizations.weight.original
+    assert isinstance(found, nn.Parameter)
+    return found
+
+
+def rebuilt(basis: Tensor, coefficients: Tensor) -> Tensor:
+    """The weight (O, D) of coefficients A (k, D) over the first k columns of a basis (O, K ≥ k).
+
+    The columns are laid out alone, so that a basis that has grown gives the same bits.
+    """
+    return basis[:, : len(coefficients)].contiguous() @ coefficients
+
+
+def regulariser(weight: Tensor, basis: Tensor, form: Form = "paper") -> Tensor:
+    """The regulariser of a weight (O, D) and a basis (O, k), a number; the docstring of the module has the forms."""
+    residual = weight - basis @ (basis.T @ weight)
+    inner = residual @ residual.T
+    if form == "code":
+        inner = inner + basis @ basis.T
+        return inner.trace() / inner.sum()
+    return inner.trace() / (inner.abs().sum() + EPSILON)
+
+
+def regulariser_gradient(weight: Tensor, basis: Tensor, form: Form = "paper") -> Tensor:
+    """The gradient (O, D) of the regulariser by the weight: (I − B Bᵀ) 2 S E, where S = I/d − (tr K / d²) sign K.
+
+    K is the matrix whose trace is taken and d what it is divided by; the code's signed sum has ones instead of signs.
+    """
+    residual = weight - basis @ (basis.T @ weight)
+    inner = residual @ residual.T
+    if form == "code":
+        inner = inner + basis @ basis.T
+        signs, divisor = torch.ones_like(inner), inner.sum()
+    else:
+        signs, divisor = inner.sign(), inner.abs().sum() + EPSILON
+    slope = signs.mul_(-inner.trace() / divisor.square())
+    slope.diagonal().add_(1 / divisor)
+    found = 2 * slope @ residual
+    return found - basis @ (basis.T @ found)
+
+
+def in_steps(going: Training) -> None:
+    """Train to the end with a rate that falls in steps of the official schedule."""
+    start = going.recipe
+    while going.epoch < going.epochs:
+        passed = going.epoch // STEP
+        going.recipe = replace(start, lr=start.lr * FALL**passed)
+        going.run(STEP * (passed + 1))
+
+
+def _grows(basis: Tensor) -> bool:
+    """Whether a basis (O, k) leaves anything of a weight out."""
+    return basis.shape[1] < len(basis)

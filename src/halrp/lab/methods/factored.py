@@ -1,0 +1,174 @@
+"""What methods share whose weights are sums of rank-one factors that all tasks draw on: W_t = Vᵀ diag(λ_t) U.
+
+Every linear layer and convolution but the head has a dictionary U (factors, inputs), V (factors, outputs); a
+convolution's inputs are its kernel's entries, channel by channel. A task owns its gate λ_t, its norm layers and its
+head. Factors that a learned task uses are never written to again, so no task is forgotten.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from halrp.lab.methods import networks
+from halrp.lab.methods.contract import Context, Method, Size, State
+
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+class Parts(NamedTuple):
+    """A layer in factors: u (factors, inputs), v (factors, outputs), gate (factors,), bias (outputs,) or None."""
+
+    u: Tensor
+    v: Tensor
+    gate: Tensor
+    bias: Tensor | None = None
+
+
+def merged(parts: Parts) -> Tensor:
+    """The weight Σ_k gate_k v_k u_kᵀ, (outputs, inputs)."""
+    return (parts.v * parts.gate.unsqueeze(1)).t() @ parts.u
+
+
+class Factored(nn.Module):
+    """A layer that computes with `parts()` in the place of its weight and bias.
+
+    A linear layer stays factored, y = Vᵀ (λ ∘ U x) + b; a convolution, whose images are larger than its kernel, is
+    given the merged kernel.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        """Take a layer, and its weight and bias away from it."""
+        super().__init__()
+        self.shape = tuple(cast(Tensor, layer.weight).shape)
+        self.plain: Any = layer
+        layer.register_parameter("weight", None)
+        layer.register_parameter("bias", None)
+
+    @abstractmethod
+    def parts(self) -> Parts:
+        """The layer's factors as they are now."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer to x (batch, …, inputs), or to images (batch, channels, …)."""
+        u, v, gate, bias = parts = self.parts()
+        if isinstance(self.plain, nn.Linear):
+            return F.linear(F.linear(x, u) * gate, v.t(), bias)
+        return cast(Tensor, self.plain._conv_forward(x, merged(parts).view(self.shape), bias))
+
+
+def body(net: nn.Module) -> dict[str, nn.Module]:
+    """The layers of a network that are factored, by path: all linear layers and convolutions but the head."""
+    return {path: m for path, m in net.named_modules() if type(m) in LAYERS and path != networks.HEAD}
+
+
+def extent(layer: nn.Module) -> tuple[int, int]:
+    """Inputs and outputs of a layer's weight as a matrix."""
+    weight = cast(Tensor, layer.weight)
+    return weight[0].numel(), len(weight)
+
+
+@dataclass(frozen=True, eq=False)
+class Own:
+    """What one task owns."""
+
+    classes: int
+    gates: Mapping[str, Tensor]
+    """By layer: a number for each factor that the task uses."""
+    tensors: Mapping[str, Tensor]
+    """Parameters and buffers that are not factored: norm layers, head, biases."""
+    chosen: Mapping[str, Tensor] = field(default_factory=dict)
+    """By layer: which factors the task uses, (used,) int64; empty where the method needs no choice."""
+
+    def all(self) -> dict[str, Tensor]:
+        """Every tensor, by name."""
+        kinds = {"gate": self.gates, "own": self.tensors, "chosen": self.chosen}
+        return {n: t for kind, held in kinds.items() for n, t in networks.prefixed(kind, held).items()}
+
+
+class SharedFactors(Method):
+    """A dictionary of factors per layer, and what each task owns."""
+
+    frozen = True
+
+    def __init__(self, context: Context) -> None:
+        """Start without factors."""
+        super().__init__(context)
+        self.dictionary: dict[str, tuple[Tensor, Tensor]] = {}
+        """By layer: U (factors, inputs) and V (factors, outputs)."""
+        self.tasks: list[Own] = []
+        self._plain: dict[int, nn.Module] = {}
+
+    @abstractmethod
+    def parts(self, path: str, task: int) -> Parts:
+        """The factors of a layer that a learned task uses."""
+
+    def plain(self, classes: int) -> nn.Module:
+        """A plain network of so many classes in which tasks are evaluated; whatever it holds is overwritten."""
+        if classes not in self._plain:
+            self._plain[classes] = networks.empty(self.context, classes)[0].requires_grad_(False)
+        return self._plain[classes]
+
+    @torch.no_grad()
+    def module(self, task: int) -> nn.Module:
+        """The plain network with a task's merged weights and own tensors, until the next call."""
+        own = self.tasks[task]
+        net = self.plain(own.classes)
+        for path, layer in body(net).items():
+            parts = self.parts(path, task)
+            weight, bias = cast(Tensor, layer.weight), cast("Tensor | None", layer.bias)
+            weight.copy_(merged(parts).view(weight.shape))
+            if bias is not None:
+                bias.zero_() if parts.bias is None else bias.copy_(parts.bias)
+        networks.fill(net, own.tensors)
+        return net
+
+    def predict(self, x: Tensor, task: int) -> Tensor:
+        """Logits of the task's merged network."""
+        return networks.logits(self.context, self.module(task), x)
+
+    def owned(self, net: nn.Module, classes: int) -> dict[str, Tensor]:
+        """Copies of all of a trained network that a plain one has too: what is not factored."""
+        known = networks.contents(self.plain(classes))
+        return {n: t.clone() for n, t in networks.contents(net).items() if n in known}
+
+    def stored(self) -> Size:
+        """The dictionary, and what each task owns."""
+        held = [t for pair in self.dictionary.values() for t in pair]
+        return networks.size_of(held + [t for own in self.tasks for t in own.all().values()])
+
+    def counted(self) -> int:
+        """Without the running statistics of batch norms."""
+        return self.stored().parameters - self.statistics()
+
+    def statistics(self) -> int:
+        """How many of the stored numbers are buffers, that is running statistics of batch norms."""
+        buffers = {n for own in self.tasks[:1] for n, _ in self.plain(own.classes).named_buffers()}
+        return sum(t.numel() for own in self.tasks for n, t in own.tensors.items() if n in buffers)
+
+    def state(self) -> State:
+        """The dictionary, and what each task owns."""
+        tensors = {
+            f"{part}/{path}": t for path, uv in self.dictionary.items() for part, t in zip("uv", uv, strict=True)
+        }
+        for i, own in enumerate(self.tasks):
+            tensors |= networks.prefixed(f"task/{i}", own.all())
+        return State(tensors, {"classes": [own.classes for own in self.tasks]})
+
+    def restore(self, state: State) -> None:
+        """Take the dictionary and the tasks of a state, on the device of the run."""
+        classes = state.facts["classes"]
+        device = next(self.plain(classes[0]).parameters()).device
+        tensors = {n: t.to(device) for n, t in state.tensors.items()}
+        u, v = networks.under("u", tensors), networks.under("v", tensors)
+        self.dictionary = {path: (u[path], v[path]) for path in u}
+        self.tasks = []
+        for i, width in enumerate(classes):
+            gates, own, chosen = (networks.under(f"task/{i}/{kind}", tensors) for kind in ("gate", "own", "chosen"))
+            self.tasks.append(Own(width, gates, own, chosen))

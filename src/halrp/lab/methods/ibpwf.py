@@ -1,0 +1,324 @@
+"""`ibpwf`: weight factors chosen by an Indian buffet process (Mehta et al., 2021).
+
+A layer's weight is W_t = Vᵀ diag(λ_t) U with λ_t = r_t ∘ b_t: real r_t, binary b_t, and a dictionary U, V of K factors
+that tasks share. Prior: v_k ~ Beta(a, 1), π_k = Π_{j≤k} v_j, b_k ~ Bernoulli(π_k), r_k ~ N(0, σ²). Posterior:
+b_k ~ Bernoulli(sigmoid ρ_k), relaxed to a binary concrete variable; v_k ~ Kumaraswamy(c_k, d_k), which goes on from task
+to task, each the next one's prior; r_k ~ N(r_k, σ²), used at its mean. Task t, of N images, is learned in two stages:
+
+    1. mean CE + (KL_b + KL_v + KL_r) / N, a sample per step, at a temperature that falls from 10 to 2/3
+    2. mean CE with λ = p ∘ 1[p ≥ κ] ∘ r, p = sigmoid ρ, which is also how the task is predicted
+
+Factors with p ≥ κ are the task's. From then on they are frozen: later tasks may use them, and change only the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from halrp import draws
+from halrp.errors import SettingError
+from halrp.lab.methods import kumaraswamy, networks
+from halrp.lab.methods.contract import Context, Size, State
+from halrp.lab.methods.factored import Factored, Own, Parts, SharedFactors, body, extent
+from halrp.lab.streams import Task
+from halrp.plan import BATCH_NORMS
+from halrp.train import Group, cross_entropy
+from halrp.views import replace_module
+
+EDGE = 1e-4
+"""Uniform numbers are drawn from EDGE … 1−EDGE."""
+
+
+class Posterior(NamedTuple):
+    """What a layer hands from task to task besides its factors: ρ, log c and log d, (K,) each."""
+
+    rho: Tensor
+    log_c: Tensor
+    log_d: Tensor
+
+
+class Selected(Factored):
+    """A layer whose factors are drawn or chosen before each forward pass; a last column of U makes the bias."""
+
+    def __init__(
+        self, layer: nn.Module, factors: tuple[Tensor, Tensor], start: Posterior, r: Tensor, free: Tensor, sigma: float
+    ) -> None:
+        """Take copies of a dictionary and of where the posterior starts; `free` (K,) tells the factors that train."""
+        super().__init__(layer)
+        self.inputs, self.sigma = math.prod(self.shape[1:]), sigma
+        self.u, self.v = (nn.Parameter(t.clone()) for t in factors)
+        self.rho, self.log_c, self.log_d = (nn.Parameter(t.clone()) for t in start)
+        self.r = nn.Parameter(r)
+        self.prior, self.free = shapes(start), free
+        self.gate = r
+
+    def parts(self) -> Parts:
+        """The factors with the gate that was set last."""
+        biased = self.u.shape[1] > self.inputs
+        bias = self.v.t() @ (self.gate * self.u[:, -1]) if biased else None
+        return Parts(self.u[:, : self.inputs], self.v, self.gate, bias)
+
+    def draw(self, temperature: Tensor, terms: int) -> Tensor:
+        """Set the gate to a sample b ∘ r, and return an estimate of KL_b + KL_v + KL_r from it."""
+        # Global draws: a training seeds them by names and epoch, and puts the generator back.
+        first, second = (torch.rand_like(self.rho) * (1 - 2 * EDGE) + EDGE for _ in range(2))
+        y = kumaraswamy.logistic(self.rho, first, temperature)
+        self.gate = y.sigmoid() * self.r
+        c, d = shapes(Posterior(self.rho, self.log_c, self.log_d))
+        prior = kumaraswamy.log_odds(kumaraswamy.stick(kumaraswamy.sample(c, d, second)))
+        posterior = self.rho.clamp(-kumaraswamy.LIMIT, kumaraswamy.LIMIT)
+        binary = kumaraswamy.log_density(y, posterior, temperature) - kumaraswamy.log_density(y, prior, temperature)
+        breaks = kumaraswamy.divergence(c, d, *self.prior, terms)
+        return (binary + breaks + self.r.square() / (2 * self.sigma**2)).sum()
+
+    def settle(self, kappa: float) -> None:
+        """Set the gate to p ∘ 1[p ≥ κ] ∘ r."""
+        p = self.rho.sigmoid()
+        self.gate = p * active(p.detach(), kappa) * self.r
+
+
+def shapes(posterior: Posterior) -> tuple[Tensor, Tensor]:
+    """The shape parameters c and d, at most 999 each."""
+    c, d = (t.clamp(-kumaraswamy.LIMIT, kumaraswamy.LIMIT).exp() for t in (posterior.log_c, posterior.log_d))
+    return c, d
+
+
+def active(p: Tensor, kappa: float) -> Tensor:
+    """Which factors a task uses, (K,) bool: those with p ≥ κ, and at least the likeliest, or the layer would be 0."""
+    return (p >= kappa) | (torch.arange(len(p), device=p.device) == p.argmax())
+
+
+def truncations(layers: Mapping[str, nn.Module]) -> dict[str, tuple[int, float]]:
+    """How many factors K each layer may use, and its concentration a, by path.
+
+    With n the smaller side of the weight as a matrix: K = 3n for a convolution, and for a linear layer n up to 400,
+    then at least half of it. a is K/4 for the first convolution and the first linear layer, K/5 for those after them.
+    LeNet on CIFAR then has (60, 15), (150, 30), (400, 100), (400, 80).
+    """
+    found: dict[str, tuple[int, float]] = {}
+    seen: set[bool] = set()
+    for path, layer in layers.items():
+        linear = isinstance(layer, nn.Linear)
+        n = min(extent(layer))
+        k = min(n, max(400, n // 2)) if linear else 3 * n
+        found[path] = k, k / (5 if linear in seen else 4)
+        seen.add(linear)
+    return found
+
+
+class WeightFactors(SharedFactors):
+    """Factors shared by all tasks, of which each chooses some and freezes them."""
+
+    def __init__(
+        self,
+        context: Context,
+        kappa: float = 0.5,
+        start: float = 10.0,
+        end: float = 2 / 3,
+        cooling: float = 0.99,
+        tuning: float = 0.25,
+        clip: float = 0.5,
+        deviation: float | None = None,
+        terms: int = kumaraswamy.TERMS,
+        sizes: Mapping[str, Sequence[float]] | None = None,
+    ) -> None:
+        """Take the settings; see each.
+
+        A factor is a task's if its probability is at least `kappa`. The temperature falls from `start` by `cooling` per
+        step to `end`; if the stage is so short that it would not be there by its middle, it falls faster. `tuning` is
+        the share of epochs for the second stage. Gradients are clipped to ±`clip`. `deviation` is σ of r; None means
+        0.1, and 1 in a network without batch norms, which nothing else would bring to scale. `terms` are those of the
+        series in KL_v. `sizes` are [K, a] for layers whose own are not wanted, by path.
+        """
+        super().__init__(context)
+        for name, value, good, remedy in (
+            ("kappa", kappa, 0 < kappa < 1, "a probability inside 0 … 1"),
+            ("end", end, 0 < end <= start < math.inf, "0 < end ≤ start"),
+            ("cooling", cooling, 0 < cooling <= 1, "a factor in (0, 1]"),
+            ("tuning", tuning, 0 < tuning < 1, "a share inside 0 … 1"),
+            ("clip", clip, clip > 0, "a bound above 0"),
+            ("deviation", deviation, deviation is None or 0 < deviation < math.inf, "a number above 0, or None"),
+            ("terms", terms, terms >= 1, "a whole number of at least 1"),
+        ):
+            if not good:
+                raise SettingError(f"ibpwf({name}={value!r}) is out of range; give {remedy}")
+        self.kappa, self.start, self.end, self.cooling = kappa, start, end, cooling
+        self.tuning, self.clip, self.deviation, self.terms = tuning, clip, deviation, terms
+        self.sizes = {path: (int(k), float(a)) for path, (k, a) in (sizes or {}).items()}
+        self.posteriors: dict[str, Posterior] = {}
+
+    def learn(self, task: Task) -> None:
+        """Learn factors, which of them are the task's, and all that it owns."""
+        net = networks.fresh(self.context, task)[0]
+        if not self.dictionary:
+            self._first_factors(net)
+        layers = self._select(net, task)
+        owned = [p for n, p in net.named_parameters() if not n.startswith(tuple(f"{path}." for path in layers))]
+        trained = [p for layer in layers.values() for p in (layer.u, layer.v, layer.rho, layer.r)] + owned
+        breaks = [p for layer in layers.values() for p in (layer.log_c, layer.log_d)]
+        self._sample(net, task, layers.values(), [*trained, *breaks])
+        self._settle(net, task, layers.values(), trained)
+        self._commit(net, task, layers)
+
+    @torch.no_grad()
+    def _first_factors(self, net: nn.Module) -> None:
+        layers = body(net)
+        sizes = truncations(layers) | self.sizes
+        for path in sizes:
+            if path not in layers:
+                raise SettingError(f"ibpwf(sizes): there is no layer {path!r} to factor; layers: {', '.join(layers)}")
+        normed = _normed(net)
+        for path, layer in layers.items():
+            (inputs, outputs), (k, a) = extent(layer), sizes[path]
+            if k < 1 or not 0 < a <= 999:
+                raise SettingError(f"ibpwf(sizes): {path} has {[k, a]}; give K of at least 1, and a in (0, 999]")
+            inputs += layer.bias is not None and (isinstance(layer, nn.Linear) or not normed)
+            weight, chance = layer.weight, draws.generator(self.context.seed, "ibpwf", path)
+            assert isinstance(weight, Tensor)
+            u, v = (nn.init.xavier_uniform_(torch.empty(k, n), generator=chance).to(weight) for n in (inputs, outputs))
+            odds = kumaraswamy.log_odds(math.log(a / (a + 1)) * torch.arange(1, k + 1, dtype=torch.float64))
+            start = Posterior(odds, torch.full_like(odds, math.log(a)), torch.zeros_like(odds))
+            self.dictionary[path] = u, v
+            self.posteriors[path] = Posterior(*(t.to(weight) for t in start))
+
+    def _select(self, net: nn.Module, task: Task) -> dict[str, Selected]:
+        """Put factored layers into a fresh network. ρ goes on from the previous task; r is drawn."""
+        sigma = self.deviation or (0.1 if _normed(net) else 1.0)
+        layers = {}
+        for path, layer in body(net).items():
+            start = self.posteriors[path]
+            chance = draws.generator(*networks.later_names(self.context, task), "r", path)
+            r = (torch.randn(len(start.rho), generator=chance) * sigma).to(start.rho)
+            free = (~self.used(path)).to(start.rho).unsqueeze(1)
+            layers[path] = Selected(layer, self.dictionary[path], start, r, free, sigma)
+            replace_module(net, path, layers[path])
+        return layers
+
+    def _sample(self, net: nn.Module, task: Task, layers: Iterable[Selected], trained: list[nn.Parameter]) -> None:
+        """Stage 1: the variational objective."""
+        epochs, examples = self._epochs()[0], len(task.train.y)
+        steps = epochs * math.ceil(examples / self.context.recipe.batch)
+        factor = min(self.cooling, (self.end / self.start) ** (2 / steps))
+        # A buffer, so that a training that was interrupted goes on at its own temperature.
+        net.register_buffer("temperature", trained[0].new_tensor(self.start))
+        temperature = net.get_buffer("temperature")
+
+        def loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            divergence = torch.stack([layer.draw(temperature, self.terms) for layer in layers]).sum()
+            return F.cross_entropy(net(x), y) + divergence / examples
+
+        def cool() -> None:
+            temperature.mul_(factor).clamp_(min=self.end)
+
+        hooks = {"loss": loss, "after_step": cool, "after_backward": self._restraint(layers, trained)}
+        self._fit(net, task, trained, "factors", epochs, hooks)
+
+    def _settle(self, net: nn.Module, task: Task, layers: Iterable[Selected], trained: list[nn.Parameter]) -> None:
+        """Stage 2: cross-entropy of the network as it will be used."""
+
+        def loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            for layer in layers:
+                layer.settle(self.kappa)
+            return cross_entropy(net, x, y)
+
+        hooks = {"loss": loss, "after_backward": self._restraint(layers, trained)}
+        self._fit(net, task, trained, "fine-tune", self._epochs()[1], hooks)
+
+    def _fit(
+        self, net: nn.Module, task: Task, trained: list[nn.Parameter], stage: str, epochs: int, hooks: dict[str, Any]
+    ) -> None:
+        names = networks.later_names(self.context, task)
+        networks.fit(self.context, task, net, [Group(trained)], names, stage, epochs, **hooks)
+
+    def _epochs(self) -> tuple[int, int]:
+        second = max(1, round(self.tuning * self.context.recipe.epochs))
+        return max(1, self.context.recipe.epochs - second), second
+
+    def _restraint(self, layers: Iterable[Selected], trained: list[nn.Parameter]) -> Callable[[], None]:
+        """What is done to gradients: they are clipped, and frozen factors get none.
+
+        A fresh Adam or SGD without weight decay leaves alone, to the bit, what never has a gradient.
+        """
+        bound = self.clip * self.context.recipe.gradient_scale
+
+        def restrain() -> None:
+            gradients = [p.grad for p in trained if p.grad is not None]
+            torch._foreach_clamp_min_(gradients, -bound)
+            torch._foreach_clamp_max_(gradients, bound)
+            for layer in layers:
+                for factors in (layer.u, layer.v):
+                    assert factors.grad is not None
+                    factors.grad.mul_(layer.free)
+
+        return restrain
+
+    @torch.no_grad()
+    def _commit(self, net: nn.Module, task: Task, layers: Mapping[str, Selected]) -> None:
+        gates, chosen = {}, {}
+        for path, layer in layers.items():
+            layer.settle(self.kappa)
+            chosen[path] = active(layer.rho.sigmoid(), self.kappa).nonzero().squeeze(1)
+            gates[path] = layer.gate[chosen[path]]
+            self.dictionary[path] = layer.u.detach(), layer.v.detach()
+            self.posteriors[path] = Posterior(*(t.detach() for t in (layer.rho, layer.log_c, layer.log_d)))
+        self.tasks.append(Own(task.classes, gates, self.owned(net, task.classes), chosen))
+
+    def used(self, path: str) -> Tensor:
+        """Which factors of a layer some learned task uses, (K,) bool."""
+        u = self.dictionary[path][0]
+        found = torch.zeros(len(u), dtype=torch.bool, device=u.device)
+        for own in self.tasks:
+            found[own.chosen[path]] = True
+        return found
+
+    def parts(self, path: str, task: int) -> Parts:
+        """The task's own choice of factors."""
+        own, (u, v) = self.tasks[task], self.dictionary[path]
+        u, v, gate = u[own.chosen[path]], v[own.chosen[path]], own.gates[path]
+        inputs, _ = extent(body(self.plain(own.classes))[path])
+        bias = v.t() @ (gate * u[:, -1]) if u.shape[1] > inputs else None
+        return Parts(u[:, :inputs], v, gate, bias)
+
+    def stored(self) -> Size:
+        """Factors that some task uses, and what each task owns; its choice among them as a bit each, in bytes only."""
+        numbers, size = networks.size_of(t for own in self.tasks for t in (*own.gates.values(), *own.tensors.values()))
+        for path, (u, v) in self.dictionary.items():
+            used = int(self.used(path).sum())
+            held = used * (u.shape[1] + v.shape[1])
+            numbers, size = numbers + held, size + held * u.element_size() + len(self.tasks) * math.ceil(used / 8)
+        return Size(numbers, size)
+
+    def state(self) -> State:
+        """All factors, used or not, and what the next task starts from."""
+        found = super().state()
+        parts = {f"{part}/{path}": t for path, p in self.posteriors.items() for part, t in p._asdict().items()}
+        return State(found.tensors | parts, found.facts)
+
+    def restore(self, state: State) -> None:
+        """Take factors, tasks and the posterior of a state."""
+        super().restore(state)
+        parts = [networks.under(part, state.tensors) for part in Posterior._fields]
+        self.posteriors = {
+            path: Posterior(*(part[path].to(u.device) for part in parts)) for path, (u, _) in self.dictionary.items()
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """By layer: factors that the task just learned uses, that any task uses, and that there are."""
+        if not self.tasks:
+            return {}
+        return {
+            "factors": {
+                path: [len(chosen), int(self.used(path).sum()), len(self.dictionary[path][0])]
+                for path, chosen in self.tasks[-1].chosen.items()
+            }
+        }
+
+
+def _normed(net: nn.Module) -> bool:
+    return any(isinstance(m, BATCH_NORMS) for m in net.modules())

@@ -1,0 +1,284 @@
+"""`wsn`: winning subnetworks (Kang et al., 2022).
+
+All tasks share weights θ and scores s of the same shape. A task uses the subnetwork θ ∘ m of the weights whose scores
+are largest: per layer, m = 1 where |s| is at least the k-th smallest of the layer's n scores, k = 1 + round((1−c)(n−1)).
+A task trains weights, scores and its head together; the mask is made anew at every step and passes the gradient g of
+the masked weight straight through,
+
+    ∂L/∂θ = g ∘ m        ∂L/∂s = g ∘ θ ∘ sign s        (for weights that are not selected, too).
+
+When a task is learned its mask is kept, and the weights that it uses are never changed again, because the gradients of
+all weights that an earlier task uses are set to zero. Later tasks may use them, and train what is left.
+
+Nothing else is shared: layers have no biases, norm layers no affine parts and the statistics of the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from halrp import draws
+from halrp.errors import ModelError, SettingError
+from halrp.lab.methods import networks
+from halrp.lab.methods.contract import Context, Method, Size, State
+from halrp.lab.methods.masks import Masks
+from halrp.lab.methods.norms import with_weights_only
+from halrp.lab.streams import Task
+from halrp.train import Group, Training
+from halrp.views import task_view
+
+PATIENCE, SMALLEST = 6, 1e-6
+"""Of the official schedule: epochs without improvement before the rate is halved, and the rate that ends training."""
+
+
+def threshold(magnitudes: Tensor, share: float) -> Tensor:
+    """The k-th smallest of n magnitudes, k = 1 + round((1 − share)(n − 1)); a number."""
+    k = 1 + round((1 - share) * (magnitudes.numel() - 1))
+    if magnitudes.device.type == "cpu" and magnitudes.dtype in (torch.float32, torch.float64):
+        # Order does not matter here, and memory need not be laid out again; several times faster than torch's own.
+        flat = magnitudes.permute(sorted(range(magnitudes.dim()), key=magnitudes.stride, reverse=True)).reshape(-1)
+        return torch.from_numpy(np.partition(flat.numpy(), k - 1)[k - 1 : k]).squeeze(0)
+    return magnitudes.flatten().kthvalue(k).values
+
+
+def selected(scores: Tensor, share: float) -> Tensor:
+    """The mask of a layer, boolean, of the shape of its scores."""
+    magnitudes = scores.detach().abs()
+    return magnitudes >= threshold(magnitudes, share)
+
+
+class StraightThrough(torch.autograd.Function):
+    """θ ∘ m, with the gradient of m given to the scores as if m were |s|."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, scores: Tensor, mask: Tensor) -> Tensor:
+        """The masked weight; all three have its shape."""
+        ctx.save_for_backward(weight, scores, mask)
+        return weight * mask
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Gradients of weight and scores."""
+        (gradient,), (weight, scores, mask) = gradients, ctx.saved_tensors
+        return gradient * mask, gradient * weight * scores.sign(), None
+
+
+class Masked(nn.Module):
+    """Makes the masked weight of a layer, and remembers the mask."""
+
+    def __init__(self, scores: nn.Parameter, share: float) -> None:
+        """Select a share of the weights by scores of the weight's shape."""
+        super().__init__()
+        self.scores, self.share = scores, share
+        self.mask: Tensor | None = None
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """The weight where the scores select it, 0 elsewhere."""
+        self.mask = selected(self.scores, self.share)
+        masked: Tensor = StraightThrough.apply(weight, self.scores, self.mask)
+        return masked
+
+
+@contextmanager
+def masking(net: nn.Module, scores: Mapping[str, nn.Parameter], share: float) -> Iterator[dict[str, Masked]]:
+    """Let the weights of a network be masked for a while."""
+    layers = {n: (net.get_submodule(n.rpartition(".")[0]), n.rpartition(".")[2]) for n in scores}
+    masked = {n: Masked(s, share) for n, s in scores.items()}
+    for name, (layer, leaf) in layers.items():
+        parametrize.register_parametrization(layer, leaf, masked[name], unsafe=True)
+    try:
+        yield masked
+    finally:
+        for layer, leaf in layers.values():
+            parametrize.remove_parametrizations(layer, leaf, leave_parametrized=False)
+
+
+class WinningSubnetworks(Method):
+    """Shared weights, a mask and a head for each task."""
+
+    frozen = True
+
+    def __init__(
+        self,
+        context: Context,
+        share: float = 0.5,
+        mode: Literal["paper", "official"] = "paper",
+        l2: float | None = None,
+        epochs: int | None = None,
+    ) -> None:
+        """Take the share c of a layer's weights that a task uses.
+
+        In `mode` "paper" the run's recipe holds, with λ/2·‖θ ∘ m‖² added to the loss, l2 = λ = 1e-4. "official" is
+        Adam with a constant rate of 1e-3 that is halved when the validation loss stands still, batches of 64, up to 200
+        epochs (`epochs` says otherwise), the best epoch's parameters, and no penalty.
+        """
+        if not 0 < share <= 1:
+            raise SettingError(f"wsn(share={share!r}) is out of range; give a share above 0 and at most 1, such as 0.5")
+        if mode not in ("paper", "official"):
+            raise SettingError(f"wsn(mode={mode!r}) is unknown; choose 'paper' or 'official'")
+        if mode == "official":
+            recipe = replace(
+                context.recipe,
+                epochs=epochs or 200,
+                batch=64,
+                lr=1e-3,
+                schedule="constant",
+                optimiser="adam",
+                momentum=0.0,
+                gradient_scale=1.0,
+            )
+            context = replace(context, recipe=recipe)
+        elif epochs is not None:
+            context = replace(context, recipe=replace(context.recipe, epochs=epochs))
+        super().__init__(with_weights_only(context))
+        self.share, self.mode = share, mode
+        self.l2 = l2 if l2 is not None else 1e-4 if mode == "paper" else 0.0
+        self.net: nn.Module | None = None
+        self.scores: dict[str, nn.Parameter] = {}
+        self.masks = Masks()
+        self.heads: list[dict[str, Tensor]] = []
+        self.classes: list[int] = []
+
+    def learn(self, task: Task) -> None:
+        """Train weights that no earlier task uses, all scores and a head; then keep the mask."""
+        if self.net is None:
+            self.net, self.plan = networks.fresh(self.context, task)
+            flat = [n for n, weight in self.weights().items() if weight.dim() < 2]
+            if flat:
+                raise ModelError(f"wsn: {', '.join(flat)} is neither a weight nor a bias nor a norm, and has no mask")
+            self.scores = {n: self._drawn(n, weight) for n, weight in self.weights().items()}
+            names, stage = networks.first_names(self.context, task), "base"
+        else:
+            networks.add_head(self.context, self.net, task)
+            names, stage = networks.later_names(self.context, task), "fine-tune"
+        head = self.net.get_submodule(networks.HEAD)
+        weights = self.weights()
+        groups = [Group(list(weights.values())), Group(list(self.scores.values())), Group(list(head.parameters()))]
+        with masking(self.net, self.scores, self.share) as layers:
+            hook = guard(weights, layers, self.masks.used(), self.l2 * self.context.recipe.gradient_scale)
+            kept = {"checkpoints": None} if self.mode == "official" else {}
+            training = networks.training(
+                self.context, task, self.net, groups, names, stage, after_backward=hook, **kept
+            )
+            if self.mode == "paper":
+                training.run()
+            else:
+                self._by_validation(training, task, [p for group in groups for p in group.parameters])
+        self.masks.add({n: selected(s, self.share) for n, s in self.scores.items()})
+        self.heads.append({n: p.detach().clone() for n, p in head.named_parameters(networks.HEAD)})
+        self.classes.append(task.classes)
+
+    def _drawn(self, name: str, weight: Tensor) -> nn.Parameter:
+        """Scores drawn like a layer's first weights, from the run's seed and the weight's name."""
+        scores = torch.empty(weight.shape, dtype=weight.dtype)
+        nn.init.kaiming_uniform_(scores, a=math.sqrt(5), generator=draws.generator(self.context.seed, "scores", name))
+        return nn.Parameter(torch.empty_like(weight).copy_(scores).detach())
+
+    def _by_validation(self, training: Training, task: Task, parameters: list[nn.Parameter]) -> None:
+        """Train epoch by epoch: halve the rate when the validation loss stands still, end with the best parameters."""
+        assert self.net is not None
+        split = task.val if len(task.val.y) > 1 else task.train
+        lowest, best, patience = math.inf, [p.detach().clone() for p in parameters], PATIENCE
+        for epoch in range(1, training.epochs + 1):
+            training.run(epoch)
+            logits = networks.logits(self.context, self.net, split.x)
+            loss = float(F.cross_entropy(logits.float(), split.y.to(logits.device)))
+            if loss < lowest:
+                lowest, best, patience = loss, [p.detach().clone() for p in parameters], PATIENCE
+                continue
+            patience -= 1
+            if patience == 0:
+                patience, rate = PATIENCE, training.recipe.lr / 2
+                if rate < SMALLEST:
+                    break
+                training.recipe = replace(training.recipe, lr=rate)
+        with torch.no_grad():
+            for parameter, value in zip(parameters, best, strict=True):
+                parameter.copy_(value)
+
+    def weights(self) -> dict[str, nn.Parameter]:
+        """The shared weights: all but the head."""
+        assert self.net is not None, "learn a task first"
+        return {n: p for n, p in self.net.named_parameters() if self.plan.role(n) != "head"}
+
+    def module(self, task: int) -> nn.Module:
+        """The subnetwork of a task."""
+        masks, weights = self.masks.of(task), self.weights()
+        own = {n: w.detach().clone().masked_fill_(~masks[n], 0) for n, w in weights.items()}
+        assert self.net is not None
+        return task_view(self.net, self.plan, {}, own | self.heads[task], self.classes[task])
+
+    def predict(self, x: Tensor, task: int) -> Tensor:
+        """Logits of the task's subnetwork."""
+        return networks.logits(self.context, self.module(task), x)
+
+    def stored(self) -> Size:
+        """The weights that some task uses, the heads, and the masks as they are coded, 32 bits of them a number."""
+        weights, used = self.weights(), self.masks.used()
+        kept = networks.size_of(weights[n].detach()[mask] for n, mask in used.items())
+        heads, coded = networks.size_of(t for head in self.heads for t in head.values()), self.masks.bytes()
+        return Size(kept.parameters + heads.parameters + math.ceil(coded / 4), kept.bytes + heads.bytes + coded)
+
+    def facts(self) -> dict[str, Any]:
+        """The share of weights that some task uses, and the coded bits of a mask's bit."""
+        used = self.masks.used().values()
+        total = sum(mask.numel() for mask in used)
+        return {
+            "used": round(sum(int(mask.sum()) for mask in used) / total, 6),
+            "mask_rate": round(8 * self.masks.bytes() / (total * self.masks.tasks), 6),
+        }
+
+    def state(self) -> State:
+        """Weights, used or not, scores, masks and heads."""
+        tensors = networks.prefixed("weight", {n: w.detach() for n, w in self.weights().items()})
+        tensors |= networks.prefixed("score", {n: s.detach() for n, s in self.scores.items()})
+        tensors |= networks.prefixed("mask", self.masks.tensors())
+        for i, head in enumerate(self.heads):
+            tensors |= networks.prefixed(f"head/{i}", head)
+        return State(tensors, {"classes": self.classes})
+
+    def restore(self, state: State) -> None:
+        """Build the network again, with the last task's head."""
+        self.classes = list(state.facts["classes"])
+        self.net, self.plan = networks.empty(self.context, self.classes[-1])
+        self.heads = []
+        for i in range(len(self.classes)):
+            head = networks.under(f"head/{i}", state.tensors)
+            self.heads.append({n: t.to(next(self.net.parameters()).device, copy=True) for n, t in head.items()})
+        weights = self.weights()
+        networks.fill(self.net, networks.under("weight", state.tensors) | self.heads[-1])
+        kept = networks.under("score", state.tensors)
+        self.scores = {n: nn.Parameter(torch.empty_like(w).copy_(kept[n]).detach()) for n, w in weights.items()}
+        self.masks = Masks.restored(networks.under("mask", state.tensors), len(self.classes), weights)
+
+
+def guard(
+    weights: Mapping[str, nn.Parameter], layers: Mapping[str, Masked], used: Mapping[str, Tensor], l2: float
+) -> Callable[[], None]:
+    """What is done to gradients before a step: add λ·(θ ∘ m), then zero those of weights that earlier tasks use.
+
+    Weights that are not selected get no penalty: it would be all of their gradient, and Adam, which steps as far for a
+    small gradient as for a large one, would bring them to zero before a later task could select them.
+    """
+
+    def hook() -> None:
+        for name, weight in weights.items():
+            if weight.grad is None:
+                continue
+            mask = layers[name].mask
+            if l2 and mask is not None:
+                weight.grad.addcmul_(weight.detach(), mask.to(weight.dtype), value=l2)
+            if name in used:
+                weight.grad.masked_fill_(used[name], 0)
+
+    return hook

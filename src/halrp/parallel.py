@@ -1,0 +1,97 @@
+"""Learning several tasks at once: each in a worker of its own, all on the same base.
+
+A task depends on the base and on its own data and on nothing else, so that later tasks can be learned anywhere, in any
+order, and come back as the bytes of their files. An engine is anything with `submit(function, *arguments)` that returns
+something with `result()`: an executor of `concurrent.futures`, a client of Dask, or one of your own. Its workers need
+this library and are sent the model, the base's weights and the task's data by the engine's own means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+
+from halrp import taskfile, views
+from halrp.delta import Delta
+from halrp.errors import SettingError, TaskError
+from halrp.prune import Prune
+
+if TYPE_CHECKING:
+    from halrp.learner import Learner
+
+Lessons = Mapping[str, "Mapping[str, Any] | Sequence[Any]"]
+"""By task name, what `Learner.learn` takes after it: a mapping of its arguments, or `(train,)` or `(train, val)`."""
+
+
+class Pending(Protocol):
+    """A result that will come."""
+
+    def result(self) -> Any:
+        """Wait for it; raises what the work raised."""
+
+
+class Engine(Protocol):
+    """Something that runs a function elsewhere."""
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Pending:
+        """Start `function(*arguments)` and return at once."""
+
+
+def arguments_of(name: str, lesson: Any) -> dict[str, Any]:
+    """What `Learner.learn` is called with for a task, by name."""
+    if isinstance(lesson, Mapping):
+        return dict(lesson)
+    if isinstance(lesson, (tuple, list)) and 1 <= len(lesson) <= 2 and not isinstance(lesson[0], torch.Tensor):
+        return dict(zip(("train", "val"), lesson, strict=False))
+    raise TaskError(
+        f"{name}: cannot tell its data from {type(lesson).__name__}; give (train, val), such as ((x, y), None), or a "
+        "mapping of the arguments of learn, such as {'train': (x, y), 'classes': 3}"
+    )
+
+
+def learned_apart(
+    learner: Learner, lessons: Mapping[str, dict[str, Any]], engine: Engine
+) -> Iterator[tuple[str, Delta]]:
+    """Learn tasks on the learner's base in the engine's workers; yield each as it would be committed, in order."""
+    if isinstance(learner.method.compress, Prune):
+        raise SettingError(
+            "learn_many(engine=...) with a method that prunes: what is pruned depends on the tasks before, so they "
+            "cannot be learned apart; use Halrp.budget(), or leave the engine out"
+        )
+    base = learner._ready
+    how = {"method": learner.method, "recipe": learner.recipe, "seed": learner.seed, "head": base.plan.head}
+    model, threads = views.clone(base.module), torch.get_num_threads()
+    for parameter_name, parameter in model.named_parameters():  # so that a worker comes to the same plan
+        parameter.requires_grad_(base.plan.treatments[parameter_name].kind != "shared")
+    waiting = {name: engine.submit(learn_here, model, how, threads, name, lesson) for name, lesson in lessons.items()}
+    try:
+        for name in lessons:
+            content = waiting.pop(name).result()
+            yield name, taskfile.check(taskfile.parse(content, name), base, name)
+    finally:
+        for pending in waiting.values():
+            getattr(pending, "cancel", lambda: None)()
+
+
+def learn_here(model: nn.Module, how: Mapping[str, Any], threads: int, name: str, lesson: Mapping[str, Any]) -> bytes:
+    """Learn one task on a given base, and return the bytes of its file; this is what a worker runs."""
+    from halrp.learner import Learner
+
+    with _threads(threads):  # sums of floats depend on how many threads share them
+        return Learner(model, base="given", **how).learn(name, **lesson).to_bytes()
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if count != before:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        if count != before:
+            torch.set_num_threads(before)
