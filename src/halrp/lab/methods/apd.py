@@ -13,7 +13,7 @@ most the threshold are zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,6 +103,8 @@ class Part:
 class Decomposed(Method):
     """Tasks as σ ⊗ M_t + τ_t: all but how they are learned."""
 
+    called: str
+
     def __init__(self, context: Context, l1: float, l2: float, start: str, threshold: float | None) -> None:
         """Take λ1, ω, where τ starts, and the threshold."""
         super().__init__(context)
@@ -111,7 +113,7 @@ class Decomposed(Method):
         for name, value in (("l1", l1), ("l2", l2), ("threshold", self.threshold)):
             self.refuse_negative(name, value)
         if start not in ("sigma", "zeros"):
-            raise SettingError(f"{type(self).__name__}(start={start!r}) is unknown; choose 'sigma' or 'zeros'")
+            raise SettingError(f"{self.called}(start={start!r}) is unknown; choose 'sigma' or 'zeros'")
         self.net: nn.Module | None = None
         """The first task's network, with σ in the places of its weights."""
         self.tasks: list[Part] = []
@@ -122,7 +124,7 @@ class Decomposed(Method):
     def refuse_negative(self, name: str, value: float) -> None:
         """Raise for a setting that must not be below zero."""
         if not value >= 0:
-            raise SettingError(f"{type(self).__name__}({name}={value}) must not be negative; 0 switches it off")
+            raise SettingError(f"{self.called}({name}={value}) must not be negative; 0 switches it off")
 
     @property
     def sigma(self) -> dict[str, nn.Parameter]:
@@ -150,15 +152,17 @@ class Decomposed(Method):
         """What the draws of a task are a function of."""
         return (networks.later_names if self.tasks else networks.first_names)(self.context, task)
 
-    def train(self, task: Task, net: nn.Module, part: Part, sigma_l2: float | None, **more: Any) -> None:
-        """Train what a task owns, σ too unless its penalty is None, and `groups` and hooks of the caller; keep it."""
+    def train(
+        self, task: Task, net: nn.Module, part: Part, sigma_l2: float | None, old: Sequence[Group] = (), **hooks: Any
+    ) -> None:
+        """Train what a task owns, σ too unless its penalty is None, and `old` parameters; keep the task."""
         sigma = {n: s if sigma_l2 is not None else s.detach() for n, s in self.sigma.items()}
         groups = [
             Group(list(part.tau.values()), l1=self.l1, l2=self.l2),
             Group(list(part.v.values()), l2=self.l2),
             Group([p for n, p in net.named_parameters() if n not in sigma and p.requires_grad]),
             Group([] if sigma_l2 is None else list(self.sigma.values()), l2=sigma_l2 or 0.0),
-            *more.pop("groups", []),
+            *old,
         ]
 
         def loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -166,7 +170,7 @@ class Decomposed(Method):
             return F.cross_entropy(functional_call(net, weights, (x,)), y)
 
         stage = "fine-tune" if self.tasks else "base"
-        networks.fit(self.context, task, net, groups, self.names(task), stage, loss=loss, **more)
+        networks.fit(self.context, task, net, groups, self.names(task), stage, loss=loss, **hooks)
         for parameter in (p for group in groups for p in group.parameters):
             parameter.grad = None  # one per element of every task
         part.own = {n: t for n, t in networks.contents(net).items() if n not in sigma}
@@ -290,6 +294,8 @@ def numbered(prefix: str, tensors: Mapping[str, Tensor], like: Tensor) -> list[T
 class Additive(Decomposed):
     """σ goes on learning, old τ take up its change, and tasks that resemble each other share."""
 
+    called = "apd"
+
     def __init__(
         self,
         context: Context,
@@ -313,7 +319,7 @@ class Additive(Decomposed):
         for name, value in (("strength", strength), ("beta", beta), ("every", every)):
             self.refuse_negative(name, value)
         if clusters < 1:
-            raise SettingError(f"Additive(clusters={clusters}) must be at least 1; every=0 switches consolidation off")
+            raise SettingError(f"apd(clusters={clusters}) must be at least 1; every=0 switches consolidation off")
         self.strength, self.beta, self.every, self.clusters = strength, beta, every, clusters
         self.fixed_masks = fixed_masks
         self.centroids: dict[str, list[Tensor]] = {}
@@ -326,7 +332,7 @@ class Additive(Decomposed):
         if not self.fixed_masks:
             retroactive.append(Group([v for p in old for v in p.v.values()]))
         hooks = {"after_backward": self.draw_back(targets)} if old else {}
-        self.train(task, net, part, 0.0 if old else self.l2, groups=retroactive, **hooks)
+        self.train(task, net, part, 0.0 if old else self.l2, retroactive, **hooks)
         if self.every and len(self.tasks) % self.every == 0:
             self.consolidate(task)
 

@@ -1,12 +1,12 @@
 """`apdfix`: additive parameter decomposition whose shared part is fixed after the first task (Li et al., 2024).
 
-Every layer's weight is θ_t = σ ⊗ M_t + τ_t, M_t = sigmoid(v_t), as in `apd`. The first task trains σ. A later one trains
-its own v, τ, biases, norm layers and head, with
+Every layer's weight is θ_t = σ ⊗ M_t + τ_t, M_t = sigmoid(v_t), as in `apd`. The first task trains σ. A later one
+trains its own v, τ, biases, norm layers and head, with
 
     CE(θ_t) + λ1 ‖τ_t‖₁ + ω/2 (‖τ_t‖² + ‖v_t‖²),
 
-and nothing of the tasks before it, so none is forgotten. With `mask_only` there is no τ: a later task has one number per
-output of each layer to fit σ to itself.
+and nothing of the tasks before it, so none is forgotten. With `mask_only` there is no τ: a later task has one number
+per output of each layer to fit σ to itself.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from halrp.lab.streams import Task
 class FixedAdditive(Decomposed):
     """σ of the first task; a mask and a sparse τ for each task."""
 
+    called = "apdfix"
     frozen = True
     first_decides = True
 

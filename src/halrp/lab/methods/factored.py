@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from halrp.lab.methods import networks
 from halrp.lab.methods.contract import Context, Method, Size, State
+from halrp.plan import BATCH_NORMS
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -72,6 +74,12 @@ def extent(layer: nn.Module) -> tuple[int, int]:
     """Inputs and outputs of a layer's weight as a matrix."""
     weight = cast(Tensor, layer.weight)
     return weight[0].numel(), len(weight)
+
+
+def followed_by_norm(net: nn.Module) -> set[str]:
+    """The factored layers of a network behind which a batch norm is the next layer, in the order of its modules."""
+    order = [(path, m) for path, m in net.named_modules() if any(True for _ in m.parameters(recurse=False))]
+    return {path for (path, _), (_, then) in pairwise(order) if isinstance(then, BATCH_NORMS)} & body(net).keys()
 
 
 @dataclass(frozen=True, eq=False)

@@ -163,7 +163,7 @@ class GradientProjection(FineTune):
 
     def hooks(self) -> dict[str, Any]:
         """Let every layer move orthogonally to its basis."""
-        moving = [(layer.weight, projection(self.memory[name])) for name, layer in self.layers().items()]
+        moving = [(layer.weight, projection(self.memory[name])) for name, layer in self.free().items()]
         if self.mode == "official":
 
             def project_gradients() -> None:
@@ -193,9 +193,9 @@ class GradientProjection(FineTune):
             self.memory[name] = subspaces.extended(basis, columns, energy, first=position == 0)
 
     def freeze(self) -> None:
-        """From the second task on, nothing but the weights of layers and a new head is trained."""
+        """From the second task on, nothing but the weights of free layers and a new head is trained."""
         assert self.net is not None
-        weights = {id(layer.weight) for layer in self.layers().values()}
+        weights = {id(layer.weight) for layer in self.free().values()}
         for parameter in self.net.parameters():
             parameter.requires_grad_(id(parameter) in weights)
 
@@ -203,6 +203,10 @@ class GradientProjection(FineTune):
         """The layers whose weights are shared by all tasks and projected."""
         assert self.net is not None, "learn a task first"
         return dict(subspaces.layers_of(self.net, networks.HEAD))
+
+    def free(self) -> dict[str, Any]:
+        """The layers that can still move: a basis of D directions leaves no other."""
+        return {n: layer for n, layer in self.layers().items() if self.memory[n].shape[1] < len(self.memory[n])}
 
     def facts(self) -> dict[str, Any]:
         """What is remembered to learn on, beside what is stored to evaluate: the ranks of bases, and their size."""

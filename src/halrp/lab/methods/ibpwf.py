@@ -2,8 +2,8 @@
 
 A layer's weight is W_t = Vᵀ diag(λ_t) U with λ_t = r_t ∘ b_t: real r_t, binary b_t, and a dictionary U, V of K factors
 that tasks share. Prior: v_k ~ Beta(a, 1), π_k = Π_{j≤k} v_j, b_k ~ Bernoulli(π_k), r_k ~ N(0, σ²). Posterior:
-b_k ~ Bernoulli(sigmoid ρ_k), relaxed to a binary concrete variable; v_k ~ Kumaraswamy(c_k, d_k), which goes on from task
-to task, each the next one's prior; r_k ~ N(r_k, σ²), used at its mean. Task t, of N images, is learned in two stages:
+b_k ~ Bernoulli(sigmoid ρ_k), relaxed to a binary concrete variable; v_k ~ Kumaraswamy(c_k, d_k), which goes on from
+task to task, each the next one's prior; r_k ~ N(r_k, σ²), used at its mean. A task of N images has two stages:
 
     1. mean CE + (KL_b + KL_v + KL_r) / N, a sample per step, at a temperature that falls from 10 to 2/3
     2. mean CE with λ = p ∘ 1[p ≥ κ] ∘ r, p = sigmoid ρ, which is also how the task is predicted
@@ -14,18 +14,17 @@ Factors with p ≥ κ are the task's. From then on they are frozen: later tasks 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from halrp import draws
 from halrp.errors import SettingError
 from halrp.lab.methods import kumaraswamy, networks
 from halrp.lab.methods.contract import Context, Size, State
-from halrp.lab.methods.factored import Factored, Own, Parts, SharedFactors, body, extent
+from halrp.lab.methods.factored import Factored, Own, Parts, SharedFactors, body, extent, followed_by_norm
 from halrp.lab.streams import Task
 from halrp.plan import BATCH_NORMS
 from halrp.train import Group, cross_entropy
@@ -89,6 +88,12 @@ def shapes(posterior: Posterior) -> tuple[Tensor, Tensor]:
     return c, d
 
 
+def prior(k: int, a: float) -> Posterior:
+    """Where the posterior of K factors starts: p_k = (a / (a+1))^k, the prior's mean, and c = a, d = 1; float64."""
+    odds = kumaraswamy.log_odds(math.log(a / (a + 1)) * torch.arange(1, k + 1, dtype=torch.float64))
+    return Posterior(odds, torch.full_like(odds, math.log(a)), torch.zeros_like(odds))
+
+
 def active(p: Tensor, kappa: float) -> Tensor:
     """Which factors a task uses, (K,) bool: those with p ≥ κ, and at least the likeliest, or the layer would be 0."""
     return (p >= kappa) | (torch.arange(len(p), device=p.device) == p.argmax())
@@ -107,7 +112,7 @@ def truncations(layers: Mapping[str, nn.Module]) -> dict[str, tuple[int, float]]
         linear = isinstance(layer, nn.Linear)
         n = min(extent(layer))
         k = min(n, max(400, n // 2)) if linear else 3 * n
-        found[path] = k, k / (5 if linear in seen else 4)
+        found[path] = k, min(999.0, k / (5 if linear in seen else 4))
         seen.add(linear)
     return found
 
@@ -123,18 +128,20 @@ class WeightFactors(SharedFactors):
         end: float = 2 / 3,
         cooling: float = 0.99,
         tuning: float = 0.25,
+        reach: float = 10.0,
         clip: float = 0.5,
         deviation: float | None = None,
         terms: int = kumaraswamy.TERMS,
         sizes: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
-        """Take the settings; see each.
+        """Take the settings.
 
         A factor is a task's if its probability is at least `kappa`. The temperature falls from `start` by `cooling` per
-        step to `end`; if the stage is so short that it would not be there by its middle, it falls faster. `tuning` is
-        the share of epochs for the second stage. Gradients are clipped to ±`clip`. `deviation` is σ of r; None means
-        0.1, and 1 in a network without batch norms, which nothing else would bring to scale. `terms` are those of the
-        series in KL_v. `sizes` are [K, a] for layers whose own are not wanted, by path.
+        step to `end`, and faster if it would not be there by the middle of the stage. `tuning` is the share of epochs
+        for stage 2. In stage 1 the learning rate of ρ, c and d is raised until its steps add up to `reach`, so that a
+        short training can change what is chosen; 0 leaves it. Gradients are clipped to ±`clip`. `deviation` is σ; None
+        means 0.1, and 1 for a layer without a batch norm behind it to bring it to scale. `terms` are those of the
+        series in KL_v. `sizes` are [K, a] by path, for layers whose `truncations` are not wanted.
         """
         super().__init__(context)
         for name, value, good, remedy in (
@@ -142,6 +149,7 @@ class WeightFactors(SharedFactors):
             ("end", end, 0 < end <= start < math.inf, "0 < end ≤ start"),
             ("cooling", cooling, 0 < cooling <= 1, "a factor in (0, 1]"),
             ("tuning", tuning, 0 < tuning < 1, "a share inside 0 … 1"),
+            ("reach", reach, 0 <= reach < math.inf, "a number above 0, or 0 for the recipe's rate"),
             ("clip", clip, clip > 0, "a bound above 0"),
             ("deviation", deviation, deviation is None or 0 < deviation < math.inf, "a number above 0, or None"),
             ("terms", terms, terms >= 1, "a whole number of at least 1"),
@@ -149,8 +157,12 @@ class WeightFactors(SharedFactors):
             if not good:
                 raise SettingError(f"ibpwf({name}={value!r}) is out of range; give {remedy}")
         self.kappa, self.start, self.end, self.cooling = kappa, start, end, cooling
-        self.tuning, self.clip, self.deviation, self.terms = tuning, clip, deviation, terms
-        self.sizes = {path: (int(k), float(a)) for path, (k, a) in (sizes or {}).items()}
+        self.reach, self.tuning, self.clip, self.deviation, self.terms = reach, tuning, clip, deviation, terms
+        self.sizes: dict[str, tuple[int, float]] = {}
+        for path, pair in (sizes or {}).items():
+            if len(pair) != 2 or pair[0] < 1 or not 0 < pair[1] <= 999:
+                raise SettingError(f"ibpwf(sizes): {path} has {pair}; give [K, a], K of at least 1, a in (0, 999]")
+            self.sizes[path] = int(pair[0]), float(pair[1])
         self.posteriors: dict[str, Posterior] = {}
 
     def learn(self, task: Task) -> None:
@@ -159,11 +171,33 @@ class WeightFactors(SharedFactors):
         if not self.dictionary:
             self._first_factors(net)
         layers = self._select(net, task)
-        owned = [p for n, p in net.named_parameters() if not n.startswith(tuple(f"{path}." for path in layers))]
-        trained = [p for layer in layers.values() for p in (layer.u, layer.v, layer.rho, layer.r)] + owned
-        breaks = [p for layer in layers.values() for p in (layer.log_c, layer.log_d)]
-        self._sample(net, task, layers.values(), [*trained, *breaks])
-        self._settle(net, task, layers.values(), trained)
+        found, mine = layers.values(), tuple(f"{path}." for path in layers)
+        owned = [p for n, p in net.named_parameters() if not n.startswith(mine)]
+        weights = Group([p for layer in found for p in (layer.u, layer.v, layer.r)] + owned)
+        first, second = self._epochs()
+        pace, factor = self._rates(first, len(task.train.y))
+        # A buffer, so that a training that was interrupted goes on at its own temperature.
+        net.register_buffer("temperature", weights.parameters[0].new_tensor(self.start))
+        temperature = net.get_buffer("temperature")
+
+        def variational(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            divergence = torch.stack([layer.draw(temperature, self.terms) for layer in found]).sum()
+            return cross_entropy(net, x, y) + divergence / len(task.train.y)
+
+        def cool() -> None:
+            temperature.mul_(factor).clamp_(min=self.end)
+
+        def settled(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            for layer in found:
+                layer.settle(self.kappa)
+            return cross_entropy(net, x, y)
+
+        choice = [p for layer in found for p in (layer.rho, layer.log_c, layer.log_d)]
+        groups = [weights, Group(choice, lr=pace)]
+        self._fit(net, task, found, groups, "factors", first, loss=variational, after_step=cool)
+        groups = [weights, Group([layer.rho for layer in found])]
+        self._fit(net, task, found, groups, "fine-tune", second, loss=settled)
+        self._measure(net, task, found)
         self._commit(net, task, layers)
 
     @torch.no_grad()
@@ -173,25 +207,21 @@ class WeightFactors(SharedFactors):
         for path in sizes:
             if path not in layers:
                 raise SettingError(f"ibpwf(sizes): there is no layer {path!r} to factor; layers: {', '.join(layers)}")
-        normed = _normed(net)
+        normed = followed_by_norm(net)
         for path, layer in layers.items():
             (inputs, outputs), (k, a) = extent(layer), sizes[path]
-            if k < 1 or not 0 < a <= 999:
-                raise SettingError(f"ibpwf(sizes): {path} has {[k, a]}; give K of at least 1, and a in (0, 999]")
-            inputs += layer.bias is not None and (isinstance(layer, nn.Linear) or not normed)
+            inputs += layer.bias is not None and (isinstance(layer, nn.Linear) or path not in normed)
             weight, chance = layer.weight, draws.generator(self.context.seed, "ibpwf", path)
             assert isinstance(weight, Tensor)
             u, v = (nn.init.xavier_uniform_(torch.empty(k, n), generator=chance).to(weight) for n in (inputs, outputs))
-            odds = kumaraswamy.log_odds(math.log(a / (a + 1)) * torch.arange(1, k + 1, dtype=torch.float64))
-            start = Posterior(odds, torch.full_like(odds, math.log(a)), torch.zeros_like(odds))
             self.dictionary[path] = u, v
-            self.posteriors[path] = Posterior(*(t.to(weight) for t in start))
+            self.posteriors[path] = Posterior(*(t.to(weight) for t in prior(k, a)))
 
     def _select(self, net: nn.Module, task: Task) -> dict[str, Selected]:
         """Put factored layers into a fresh network. ρ goes on from the previous task; r is drawn."""
-        sigma = self.deviation or (0.1 if _normed(net) else 1.0)
-        layers = {}
+        normed, layers = followed_by_norm(net), {}
         for path, layer in body(net).items():
+            sigma = self.deviation or (0.1 if path in normed else 1.0)
             start = self.posteriors[path]
             chance = draws.generator(*networks.later_names(self.context, task), "r", path)
             r = (torch.randn(len(start.rho), generator=chance) * sigma).to(start.rho)
@@ -200,55 +230,56 @@ class WeightFactors(SharedFactors):
             replace_module(net, path, layers[path])
         return layers
 
-    def _sample(self, net: nn.Module, task: Task, layers: Iterable[Selected], trained: list[nn.Parameter]) -> None:
-        """Stage 1: the variational objective."""
-        epochs, examples = self._epochs()[0], len(task.train.y)
-        steps = epochs * math.ceil(examples / self.context.recipe.batch)
-        factor = min(self.cooling, (self.end / self.start) ** (2 / steps))
-        # A buffer, so that a training that was interrupted goes on at its own temperature.
-        net.register_buffer("temperature", trained[0].new_tensor(self.start))
-        temperature = net.get_buffer("temperature")
+    @torch.no_grad()
+    def _measure(self, net: nn.Module, task: Task, layers: Iterable[Selected]) -> None:
+        """Average the statistics of batch norms anew, over the training images and the weights as they stand.
 
-        def loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-            divergence = torch.stack([layer.draw(temperature, self.terms) for layer in layers]).sum()
-            return F.cross_entropy(net(x), y) + divergence / examples
-
-        def cool() -> None:
-            temperature.mul_(factor).clamp_(min=self.end)
-
-        hooks = {"loss": loss, "after_step": cool, "after_backward": self._restraint(layers, trained)}
-        self._fit(net, task, trained, "factors", epochs, hooks)
-
-    def _settle(self, net: nn.Module, task: Task, layers: Iterable[Selected], trained: list[nn.Parameter]) -> None:
-        """Stage 2: cross-entropy of the network as it will be used."""
-
-        def loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-            for layer in layers:
-                layer.settle(self.kappa)
-            return cross_entropy(net, x, y)
-
-        hooks = {"loss": loss, "after_backward": self._restraint(layers, trained)}
-        self._fit(net, task, trained, "fine-tune", self._epochs()[1], hooks)
-
-    def _fit(
-        self, net: nn.Module, task: Task, trained: list[nn.Parameter], stage: str, epochs: int, hooks: dict[str, Any]
-    ) -> None:
-        names = networks.later_names(self.context, task)
-        networks.fit(self.context, task, net, [Group(trained)], names, stage, epochs, **hooks)
+        Small factors make small activations, and running averages start at variance 1: a short training ends before
+        they have come down.
+        """
+        norms = [m for m in net.modules() if isinstance(m, BATCH_NORMS) and m.running_mean is not None]
+        for layer in layers:
+            layer.settle(self.kappa)
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None
+            norm.train()
+        if norms:
+            for x, _ in networks.examples(self.context, task, net).batches(self.context.recipe.batch, None):
+                net(x)
+        net.eval()
 
     def _epochs(self) -> tuple[int, int]:
+        """Epochs of the two stages, at least one each."""
         second = max(1, round(self.tuning * self.context.recipe.epochs))
         return max(1, self.context.recipe.epochs - second), second
 
-    def _restraint(self, layers: Iterable[Selected], trained: list[nn.Parameter]) -> Callable[[], None]:
-        """What is done to gradients: they are clipped, and frozen factors get none.
+    def _rates(self, epochs: int, examples: int) -> tuple[float, float]:
+        """Factors on the learning rate of ρ, c and d, and per step on the temperature, in stage 1."""
+        recipe = self.context.recipe
+        batch = min(recipe.batch, examples)
+        steps = epochs * math.ceil(examples / batch)
+        travel = sum(recipe.rate(step, steps, batch, examples) for step in range(steps))
+        return max(1.0, self.reach / travel), min(self.cooling, (self.end / self.start) ** (2 / steps))
 
-        A fresh Adam or SGD without weight decay leaves alone, to the bit, what never has a gradient.
+    def _fit(
+        self,
+        net: nn.Module,
+        task: Task,
+        layers: Iterable[Selected],
+        groups: list[Group],
+        stage: str,
+        epochs: int,
+        **hooks: Any,
+    ) -> None:
+        """Train, with gradients clipped and those of frozen factors set to zero.
+
+        A fresh Adam, or SGD, without weight decay leaves alone to the bit what never has a gradient.
         """
         bound = self.clip * self.context.recipe.gradient_scale
 
         def restrain() -> None:
-            gradients = [p.grad for p in trained if p.grad is not None]
+            gradients = [p.grad for group in groups for p in group.parameters if p.grad is not None]
             torch._foreach_clamp_min_(gradients, -bound)
             torch._foreach_clamp_max_(gradients, bound)
             for layer in layers:
@@ -256,7 +287,8 @@ class WeightFactors(SharedFactors):
                     assert factors.grad is not None
                     factors.grad.mul_(layer.free)
 
-        return restrain
+        names = networks.later_names(self.context, task)
+        networks.fit(self.context, task, net, groups, names, stage, epochs, after_backward=restrain, **hooks)
 
     @torch.no_grad()
     def _commit(self, net: nn.Module, task: Task, layers: Mapping[str, Selected]) -> None:
@@ -318,7 +350,3 @@ class WeightFactors(SharedFactors):
                 for path, chosen in self.tasks[-1].chosen.items()
             }
         }
-
-
-def _normed(net: nn.Module) -> bool:
-    return any(isinstance(m, BATCH_NORMS) for m in net.modules())

@@ -46,7 +46,7 @@ def logistic(odds: Tensor, uniform: Tensor, temperature: Tensor) -> Tensor:
 
 
 def log_density(y: Tensor, odds: Tensor, temperature: Tensor) -> Tensor:
-    """The logarithm of the density of `logistic(odds, ·, T)`: odds − T·y + log T − 2 softplus(odds − T·y); shapes (K,)."""
+    """The log-density of `logistic(odds, ·, T)` at y: odds − T·y + log T − 2 softplus(odds − T·y); shapes (K,)."""
     inner = odds - temperature * y
     return inner + temperature.log() - 2 * F.softplus(inner)
 

@@ -224,10 +224,10 @@ class WinningSubnetworks(Method):
 
     def stored(self) -> Size:
         """The weights that some task uses, the heads, and the masks as they are coded, 32 bits of them a number."""
-        weights, used = self.weights(), self.masks.used()
-        kept = networks.size_of(weights[n].detach()[mask] for n, mask in used.items())
+        weights, counts = self.weights(), {n: int(mask.sum()) for n, mask in self.masks.used().items()}
         heads, coded = networks.size_of(t for head in self.heads for t in head.values()), self.masks.bytes()
-        return Size(kept.parameters + heads.parameters + math.ceil(coded / 4), kept.bytes + heads.bytes + coded)
+        numbers = sum(counts.values()) + heads.parameters + math.ceil(coded / 4)
+        return Size(numbers, sum(k * weights[n].element_size() for n, k in counts.items()) + heads.bytes + coded)
 
     def facts(self) -> dict[str, Any]:
         """The share of weights that some task uses, and the coded bits of a mask's bit."""

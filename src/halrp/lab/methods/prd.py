@@ -1,0 +1,236 @@
+"""`prd`: prototype-sample relation distillation (Asadi et al., 2023).
+
+An encoder f gives features h = f(x) of width d; a projector g, an MLP d → 512 → 512 → 128, serves training alone. A task
+has a prototype w_c per class, and predicts by cos(h, w_c). No examples are kept. Each batch is seen in two views, and
+
+    L = L_sc + β·L_p + α·L_d                                  β = 2, α = 4
+    L_sc   supervised contrastive loss of g(h) / ‖g(h)‖: features of a class come together, for encoder and projector
+    L_p    mean of 1 − cos(h, w_y), with h held fixed: prototypes follow the features
+    L_d    Σ over earlier tasks of KL(softmax a_old ‖ softmax a), a = h·w / ‖w‖ with that task's prototypes: the encoder
+           may move, but only so that new examples keep their relations to old prototypes, which move along
+
+where a_old is of a frozen copy of encoder and prototypes from the end of the previous task. Everything is shared and goes
+on being trained, so earlier tasks change. Batch norms use the statistics of the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Generator, Tensor, nn
+
+from halrp import draws
+from halrp.data import Augment
+from halrp.errors import SettingError
+from halrp.lab.methods import networks
+from halrp.lab.methods.contract import Context, Method, Size, State
+from halrp.lab.methods.norms import with_batch_statistics
+from halrp.lab.methods.prd_losses import Axis, View, attract, contrast, distil, relations
+from halrp.lab.streams import Task
+from halrp.train import Group
+from halrp.views import clone, replace_module
+
+PROJECTED = 128
+"""Width of what the projector gives."""
+
+
+class Parts(nn.Module):
+    """Encoder, projector and the prototypes (classes, d) of every task."""
+
+    def __init__(self, encoder: nn.Module, features: int, hidden: int) -> None:
+        """Start without tasks; the projector is drawn from the global generator."""
+        super().__init__()
+        self.encoder = encoder
+        self.projector = nn.Sequential(
+            nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, PROJECTED)
+        )
+        self.prototypes = nn.ParameterList()
+
+
+class Nearest(nn.Module):
+    """The cosine between an example's features and each prototype of a task."""
+
+    def __init__(self, encoder: nn.Module, prototypes: Tensor) -> None:
+        """Compare with prototypes (classes, d)."""
+        super().__init__()
+        self.encoder = encoder
+        self.register_buffer("prototypes", F.normalize(prototypes.detach(), dim=1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Cosines, (batch, classes)."""
+        prototypes: Tensor = self.prototypes
+        return F.normalize(self.encoder(x), dim=1) @ prototypes.T
+
+
+@dataclass
+class TaskLoss:
+    """The loss of one task; its `attend` takes the generator of the training, from which views are drawn."""
+
+    parts: Parts
+    teacher: nn.Module
+    """A frozen encoder, in evaluation mode: without dropout, and with the statistics of the batch."""
+    remembered: list[Tensor]
+    """The frozen prototypes of earlier tasks."""
+    view: Augment | None
+    temperature: float
+    attraction: float
+    distillation: float
+    axis: Axis
+    chance: Generator | None = None
+
+    def attend(self, x: Tensor, generator: Generator) -> Tensor:
+        """Leave a batch as it is; both views are made later, together."""
+        self.chance = generator
+        return x
+
+    def views(self, x: Tensor) -> Tensor:
+        """Two views of a batch, (2 · batch, …), all of the first before the second."""
+        if self.view is None:
+            return torch.cat([x, x])
+        assert self.chance is not None
+        return torch.cat([self.view(x, self.chance), self.view(x, self.chance)])
+
+    def loss(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """The loss of a batch."""
+        parts, x, y = self.parts, self.views(x), torch.cat([y, y])
+        h = parts.encoder(x)
+        z = F.normalize(parts.projector(h).float(), dim=1)
+        current, earlier = parts.prototypes[-1], list(parts.prototypes)[:-1]
+        total = contrast(z, y, self.temperature) + self.attraction * attract(h.float(), y, current)
+        if earlier:
+            with torch.no_grad():
+                old = relations(self.teacher(x).float(), self.remembered)
+            total = total + self.distillation * distil(old, relations(h.float(), earlier), self.axis)
+        return total
+
+
+class RelationDistillation(Method):
+    """One encoder that is trained on, and prototypes for each task."""
+
+    def __init__(
+        self,
+        context: Context,
+        mode: Literal["paper", "official"] = "paper",
+        temperature: float = 0.1,
+        attraction: float = 2.0,
+        distillation: float = 4.0,
+        axis: Axis = "classes",
+        views: bool = True,
+        padding: int | None = None,
+        prototype_rate: float = 1.0,
+        hidden: int = 512,
+        l2: float = 1e-4,
+    ) -> None:
+        """Take τ, β (`attraction`) and α (`distillation`).
+
+        In `mode` "paper" the run's recipe holds. "official" is SGD with a constant rate of 0.01 and momentum 0.9, 100
+        epochs and batches of 128. `axis` is what distilled relations are distributions over. Without `views` both
+        views of a batch are the batch itself, or what the stream's own augmentation makes of it. `padding` is
+        that of crops, by default an eighth of the image and at most 4 pixels. `prototype_rate` is a factor on the
+        learning rate of prototypes, `hidden` the width of the projector, l2 is λ in λ/2·‖·‖² on encoder and projector.
+        """
+        if mode not in ("paper", "official"):
+            raise SettingError(f"prd(mode={mode!r}) is unknown; choose 'paper' or 'official'")
+        if axis not in ("classes", "samples"):
+            raise SettingError(f"prd(axis={axis!r}) is unknown; choose 'classes' or 'samples'")
+        for name, value in (("temperature", temperature), ("prototype_rate", prototype_rate), ("hidden", hidden)):
+            if not value > 0:
+                raise SettingError(f"prd({name}={value!r}) is out of range; give a number above 0")
+        if mode == "official":
+            recipe = replace(
+                context.recipe,
+                epochs=100,
+                batch=128,
+                lr=0.01,
+                schedule="constant",
+                optimiser="sgd",
+                momentum=0.9,
+                gradient_scale=1.0,
+            )
+            context = replace(context, recipe=recipe)
+        super().__init__(with_batch_statistics(context))
+        self.mode, self.temperature, self.attraction, self.distillation = mode, temperature, attraction, distillation
+        self.axis, self.with_views, self.padding, self.l2 = axis, views, padding, l2
+        self.prototype_rate, self.hidden = prototype_rate, hidden
+        self.parts: Parts | None = None
+
+    def learn(self, task: Task) -> None:
+        """Train encoder, projector and the prototypes of this task and of all earlier ones."""
+        context = self.context
+        if self.parts is None:
+            net, _ = networks.fresh(context, task)
+            self.parts = self._parts(net)
+            names, stage = networks.first_names(context, task), "base"
+        else:
+            names, stage = networks.later_names(context, task), "fine-tune"
+        parts = self.parts
+        teacher = clone(parts.encoder).requires_grad_(False).eval()
+        remembered = [p.detach().clone() for p in parts.prototypes]
+        parts.prototypes.append(self._drawn(task, names))
+        view = View(task.normal, task.train.x, self.padding).to(self.device) if self.with_views else task.augment
+        objective = TaskLoss(
+            parts, teacher, remembered, view, self.temperature, self.attraction, self.distillation, self.axis
+        )
+        # Prototypes have no momentum: with 0.9, a tenth of the rate moves one as far as the whole rate without.
+        rate = self.prototype_rate * (1 - context.recipe.momentum)
+        groups = [
+            Group([*parts.encoder.parameters(), *parts.projector.parameters()], l2=self.l2),
+            Group(list(parts.prototypes), lr=rate),
+        ]
+        networks.fit(context, replace(task, augment=objective.attend), parts, groups, names, stage, loss=objective.loss)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the encoder lies."""
+        assert self.parts is not None, "learn a task first"
+        return next(self.parts.encoder.parameters()).device
+
+    def _parts(self, net: nn.Module) -> Parts:
+        """A network without its head as the encoder, and a projector drawn from the run's seed."""
+        like = next(net.get_submodule(networks.HEAD).parameters())
+        replace_module(net, networks.HEAD, nn.Flatten())
+        with draws.isolated(self.context.seed, "projector", device=torch.device("cpu")):
+            parts = Parts(net, like.shape[1], self.hidden)
+        parts.projector.to(like)
+        return parts
+
+    def _drawn(self, task: Task, names: tuple[object, ...]) -> nn.Parameter:
+        """First prototypes (classes, d) of a task, as a linear layer's weight, drawn from the names of its training."""
+        assert self.parts is not None
+        features = self.parts.projector[0].weight
+        with draws.isolated(*names, "prototypes", device=torch.device("cpu")):
+            layer = nn.Linear(features.shape[1], task.classes, bias=False)
+        return nn.Parameter(layer.weight.detach().to(features))
+
+    def predict(self, x: Tensor, task: int) -> Tensor:
+        """Cosines with the prototypes of the task, of the encoder as it is now."""
+        assert self.parts is not None, "learn a task first"
+        net = Nearest(self.parts.encoder, self.parts.prototypes[task])
+        return networks.logits(self.context, net.eval(), x)
+
+    def stored(self) -> Size:
+        """Encoder and prototypes; the projector serves training alone, and `facts` tells its size."""
+        assert self.parts is not None, "learn a task first"
+        return networks.size_of([*networks.contents(self.parts.encoder).values(), *self.parts.prototypes])
+
+    def facts(self) -> dict[str, int]:
+        """The parameters of the projector, which the authors of the HALRP paper count too."""
+        assert self.parts is not None, "learn a task first"
+        return {"projector": sum(p.numel() for p in self.parts.projector.parameters())}
+
+    def state(self) -> State:
+        """Encoder, projector and prototypes."""
+        assert self.parts is not None, "learn a task first"
+        return State(networks.contents(self.parts), {"classes": [len(p) for p in self.parts.prototypes]})
+
+    def restore(self, state: State) -> None:
+        """Build everything again."""
+        net, _ = networks.empty(self.context, 1)
+        self.parts = self._parts(net)
+        for classes in state.facts["classes"]:
+            features = self.parts.projector[0].weight
+            self.parts.prototypes.append(nn.Parameter(features.new_empty(classes, features.shape[1])))
+        networks.fill(self.parts.eval(), state.tensors)

@@ -1,0 +1,43 @@
+"""The backbones of the laboratory, as small as they can be built, with two tasks that fit them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from halrp import draws
+from halrp.lab import backbones
+from halrp.lab.methods import Context
+from halrp.lab.streams import Split, Task
+from halrp.train import Recipe
+
+SMALL: dict[str, dict[str, Any]] = {
+    "lenet": {"shape": (3, 8, 8)},
+    "alexnet": {"shape": (3, 19, 19)},
+    "resnet18": {"shape": (3, 16, 16), "width": 4},
+    "mlp": {"shape": (3, 8, 8)},
+    "digits-net": {"shape": (1, 8, 8)},
+}
+"""`lenet-large` is `lenet` with more of everything."""
+
+
+def small_context(name: str) -> Context:
+    """A run of one epoch with a small backbone."""
+
+    def build(classes: int, seed: int) -> nn.Module:
+        return backbones.build(name, classes, seed=seed, **SMALL[name])
+
+    return Context(build, Recipe(epochs=1, batch=8), tasks=2)
+
+
+def small_tasks(name: str) -> list[Task]:
+    """Two tasks of noise, of 2 and 3 classes."""
+
+    def task(identity: int, classes: int) -> Task:
+        x = torch.randn(12, *SMALL[name]["shape"], generator=draws.generator("noise", identity))
+        split = Split(x, torch.arange(12) % classes)
+        return Task(f"noise-{identity}", identity, classes, split, split, split)
+
+    return [task(0, 2), task(1, 3)]
