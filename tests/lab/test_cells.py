@@ -66,6 +66,7 @@ def test_values_that_are_the_default_do_not_change_the_name_and_are_written_out_
     spelled = Cell.of(PLAIN | {"settings": {"l2": 1e-4}, "recipe": {"epochs": 20}, "order": "A"})
     assert spelled.name == Cell.of(PLAIN).name
     assert spelled.canonical() == PLAIN
+    assert Cell.of(PLAIN | {"settings": {"l2": 1}}).name == Cell.of(PLAIN | {"settings": {"l2": 1.0}}).name
     resolved = Cell.of(PLAIN).resolved()
     assert resolved["settings"] == {"l2": 1e-4, "redraw": False}
     assert resolved["recipe"]["epochs"] == 20

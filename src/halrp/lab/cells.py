@@ -78,9 +78,9 @@ class Cell:
         """The configuration without what is the default."""
         values = asdict(self)
         defaults = methods.METHODS[self.method].settings()
-        values["settings"] = {k: v for k, v in self.settings.items() if k not in defaults or defaults[k] != v}
-        plain = Recipe()
-        values["recipe"] = {k: v for k, v in self.recipe.items() if getattr(plain, k) != v}
+        values["settings"] = {k: _like(defaults[k], v) for k, v in self.settings.items() if defaults[k] != v}
+        plain = asdict(Recipe())
+        values["recipe"] = {k: _like(plain[k], v) for k, v in self.recipe.items() if plain[k] != v}
         empty = {f.name: f.default for f in dataclasses.fields(Cell)} | {"settings": {}, "recipe": {}, "network": {}}
         return {k: v for k, v in values.items() if v != empty[k]}
 
@@ -116,6 +116,11 @@ def describe_all(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _unbuilt(classes: int, seed: int) -> nn.Module:
     raise AssertionError("a method builds a network only when it learns")
+
+
+def _like(default: Any, value: Any) -> Any:
+    """A whole number as a float where the default is one: 10 and 10.0 are the same setting."""
+    return float(value) if isinstance(default, float) and _whole(value) else value
 
 
 def _whole(value: object) -> bool:

@@ -16,7 +16,7 @@ from halrp.train import Recipe
 SMALL: dict[str, dict[str, Any]] = {
     "lenet": {"shape": (3, 8, 8)},
     "alexnet": {"shape": (3, 19, 19)},
-    "resnet18": {"shape": (3, 16, 16), "width": 4},
+    "resnet18": {"shape": (3, 16, 16), "width": 8},
     "mlp": {"shape": (3, 8, 8)},
     "digits-net": {"shape": (1, 8, 8)},
 }

@@ -144,7 +144,10 @@ def test_a_full_group_is_coded_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_restored_masks_are_the_same_in_the_layout_of_the_weights() -> None:
     found, _ = made(9)
-    like = {"conv": torch.zeros(8, 3, 3, 3).contiguous(memory_format=torch.channels_last), "linear": torch.zeros(10, 12)}
+    like = {
+        "conv": torch.zeros(8, 3, 3, 3).contiguous(memory_format=torch.channels_last),
+        "linear": torch.zeros(10, 12),
+    }
     again = Masks.restored({n: t.clone() for n, t in found.tensors().items()}, 9, like)
     assert again.tasks == 9
     assert again.bytes() == found.bytes()

@@ -44,7 +44,7 @@ def filtered(net: nn.Module) -> dict[str, nn.Conv2d]:
 
 
 def identity_filter(conv: nn.Conv2d) -> Tensor:
-    """The filter (channels, 1, 3, 3) of a convolution's outputs that changes nothing: 1 in the middle of each kernel."""
+    """The filter (channels, 1, 3, 3) of a convolution's outputs that changes nothing: 1 in the middle of a kernel."""
     found = conv.weight.new_zeros(conv.out_channels, 1, WIDTH, WIDTH)
     found[:, :, WIDTH // 2, WIDTH // 2] = 1
     return found

@@ -138,8 +138,8 @@ class WeightFactors(SharedFactors):
 
         A factor is a task's if its probability is at least `kappa`. The temperature falls from `start` by `cooling` per
         step to `end`, and faster if it would not be there by the middle of the stage. `tuning` is the share of epochs
-        for stage 2. In stage 1 the learning rate of ρ, c and d is raised until its steps add up to `reach`, so that a
-        short training can change what is chosen; 0 leaves it. Gradients are clipped to ±`clip`. `deviation` is σ; None
+        for stage 2. In stage 1 the learning rate of ρ is raised until its steps add up to `reach`, so that a short
+        training can change what is chosen; 0 leaves it. Gradients are clipped to ±`clip`. `deviation` is σ; None
         means 0.1, and 1 for a layer without a batch norm behind it to bring it to scale. `terms` are those of the
         series in KL_v. `sizes` are [K, a] by path, for layers whose `truncations` are not wanted.
         """
@@ -192,11 +192,11 @@ class WeightFactors(SharedFactors):
                 layer.settle(self.kappa)
             return cross_entropy(net, x, y)
 
-        choice = [p for layer in found for p in (layer.rho, layer.log_c, layer.log_d)]
-        groups = [weights, Group(choice, lr=pace)]
+        choice = [layer.rho for layer in found]
+        breaks = Group([p for layer in found for p in (layer.log_c, layer.log_d)])
+        groups = [weights, breaks, Group(choice, lr=pace)]
         self._fit(net, task, found, groups, "factors", first, loss=variational, after_step=cool)
-        groups = [weights, Group([layer.rho for layer in found])]
-        self._fit(net, task, found, groups, "fine-tune", second, loss=settled)
+        self._fit(net, task, found, [weights, Group(choice)], "fine-tune", second, loss=settled)
         self._measure(net, task, found)
         self._commit(net, task, layers)
 
@@ -255,7 +255,7 @@ class WeightFactors(SharedFactors):
         return max(1, self.context.recipe.epochs - second), second
 
     def _rates(self, epochs: int, examples: int) -> tuple[float, float]:
-        """Factors on the learning rate of ρ, c and d, and per step on the temperature, in stage 1."""
+        """Factors on the learning rate of ρ, and per step on the temperature, in stage 1."""
         recipe = self.context.recipe
         batch = min(recipe.batch, examples)
         steps = epochs * math.ceil(examples / batch)

@@ -38,7 +38,8 @@ def symbols_of(bits: Bits) -> Symbols:
     padded[:, :weights] = bits
     places = (np.arange(near) * tasks + np.arange(tasks)[:, None]).astype(np.uint8)  # (tasks, near)
     placed = padded.reshape(tasks, -1, near) << places[:, None, :]
-    return np.bitwise_or.reduce(placed, axis=(0, 2)).astype(np.uint8)
+    found: Symbols = np.bitwise_or.reduce(placed, axis=(0, 2)).astype(np.uint8)
+    return found
 
 
 def bits_of(symbols: Symbols, tasks: int, weights: int) -> Bits:
@@ -168,4 +169,5 @@ class Masks:
 
 def _bits(symbols: Tensor, tasks: int) -> Bits:
     flat = symbols.cpu().contiguous().numpy().reshape(-1)
-    return (flat >> np.arange(tasks, dtype=np.uint8)[:, None]) & 1 != 0
+    found: Bits = (flat >> np.arange(tasks, dtype=np.uint8)[:, None]) & 1 != 0
+    return found

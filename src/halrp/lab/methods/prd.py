@@ -1,7 +1,7 @@
 """`prd`: prototype-sample relation distillation (Asadi et al., 2023).
 
-An encoder f gives features h = f(x) of width d; a projector g, an MLP d → 512 → 512 → 128, serves training alone. A task
-has a prototype w_c per class, and predicts by cos(h, w_c). No examples are kept. Each batch is seen in two views, and
+An encoder f gives features h = f(x) of width d; a projector g, an MLP d → 512 → 512 → 128, serves training alone. A
+task has a prototype w_c per class, and predicts by cos(h, w_c). No examples are kept. A batch is seen in two views, and
 
     L = L_sc + β·L_p + α·L_d                                  β = 2, α = 4
     L_sc   supervised contrastive loss of g(h) / ‖g(h)‖: features of a class come together, for encoder and projector
@@ -9,8 +9,8 @@ has a prototype w_c per class, and predicts by cos(h, w_c). No examples are kept
     L_d    Σ over earlier tasks of KL(softmax a_old ‖ softmax a), a = h·w / ‖w‖ with that task's prototypes: the encoder
            may move, but only so that new examples keep their relations to old prototypes, which move along
 
-where a_old is of a frozen copy of encoder and prototypes from the end of the previous task. Everything is shared and goes
-on being trained, so earlier tasks change. Batch norms use the statistics of the batch.
+where a_old is of a frozen copy of encoder and prototypes from the end of the previous task. Everything is shared and
+goes on being trained, so earlier tasks change. Batch norms use the statistics of the batch.
 """
 
 from __future__ import annotations
@@ -49,9 +49,18 @@ class Parts(nn.Module):
         )
         self.prototypes = nn.ParameterList()
 
+    def fresh(self, classes: int) -> nn.Parameter:
+        """Prototypes (classes, d), drawn from the global generator as the weight of a linear layer."""
+        first = self.projector[0]
+        assert isinstance(first, nn.Linear)
+        drawn = nn.Linear(first.in_features, classes, bias=False).weight
+        return nn.Parameter(drawn.detach().to(first.weight))
+
 
 class Nearest(nn.Module):
     """The cosine between an example's features and each prototype of a task."""
+
+    prototypes: Tensor
 
     def __init__(self, encoder: nn.Module, prototypes: Tensor) -> None:
         """Compare with prototypes (classes, d)."""
@@ -61,8 +70,7 @@ class Nearest(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Cosines, (batch, classes)."""
-        prototypes: Tensor = self.prototypes
-        return F.normalize(self.encoder(x), dim=1) @ prototypes.T
+        return F.normalize(self.encoder(x), dim=1) @ self.prototypes.T
 
 
 @dataclass
@@ -169,7 +177,8 @@ class RelationDistillation(Method):
         parts = self.parts
         teacher = clone(parts.encoder).requires_grad_(False).eval()
         remembered = [p.detach().clone() for p in parts.prototypes]
-        parts.prototypes.append(self._drawn(task, names))
+        with draws.isolated(*names, "prototypes", device=torch.device("cpu")):
+            parts.prototypes.append(parts.fresh(task.classes))
         view = View(task.normal, task.train.x, self.padding).to(self.device) if self.with_views else task.augment
         objective = TaskLoss(
             parts, teacher, remembered, view, self.temperature, self.attraction, self.distillation, self.axis
@@ -197,14 +206,6 @@ class RelationDistillation(Method):
         parts.projector.to(like)
         return parts
 
-    def _drawn(self, task: Task, names: tuple[object, ...]) -> nn.Parameter:
-        """First prototypes (classes, d) of a task, as a linear layer's weight, drawn from the names of its training."""
-        assert self.parts is not None
-        features = self.parts.projector[0].weight
-        with draws.isolated(*names, "prototypes", device=torch.device("cpu")):
-            layer = nn.Linear(features.shape[1], task.classes, bias=False)
-        return nn.Parameter(layer.weight.detach().to(features))
-
     def predict(self, x: Tensor, task: int) -> Tensor:
         """Cosines with the prototypes of the task, of the encoder as it is now."""
         assert self.parts is not None, "learn a task first"
@@ -230,7 +231,6 @@ class RelationDistillation(Method):
         """Build everything again."""
         net, _ = networks.empty(self.context, 1)
         self.parts = self._parts(net)
-        for classes in state.facts["classes"]:
-            features = self.parts.projector[0].weight
-            self.parts.prototypes.append(nn.Parameter(features.new_empty(classes, features.shape[1])))
+        with torch.random.fork_rng(devices=[]):
+            self.parts.prototypes.extend(self.parts.fresh(classes) for classes in state.facts["classes"])
         networks.fill(self.parts.eval(), state.tensors)

@@ -1,4 +1,4 @@
-"""The three losses of `prd`, as functions of features and prototypes, and the two views of a batch they are taken on."""
+"""The three losses of `prd`, functions of features and prototypes, and the views of images they are taken on."""
 
 from __future__ import annotations
 
@@ -60,8 +60,9 @@ class View:
     """A view of images: other brightness, contrast and saturation or none, now and then grey, cropped and mirrored.
 
     Colours are changed in pixels of 0 … 1, not in normalised ones, by factors of 1 − `colour` … 1 + `colour`, for four
-    images out of five; one out of five becomes grey. Crops are of images with `padding`, by default an eighth of
-    the image and at most 4 pixels, which is 0 after normalisation. Images of one channel have no saturation and are grey already.
+    images out of five; one out of five becomes grey. Crops are of images with `padding`, by default an eighth of the
+    image and at most 4 pixels, which is 0 after normalisation. Images of one channel have no saturation and are grey
+    already.
     """
 
     def __init__(self, normal: Normal, x: Tensor, padding: int | None = None, colour: float = 0.4) -> None:
@@ -83,7 +84,7 @@ class View:
 
     @torch.no_grad()
     def __call__(self, x: Tensor, generator: Generator) -> Tensor:
-        """A view of images (batch, channels, height, width), as many and as large; all draws come from the generator."""
+        """A view of images (batch, channels, height, width), as many and as large; draws come from the generator."""
         pixels = self.coloured(x * self.deviation + self.mean, generator)
         return self.crop((pixels - self.mean) / self.deviation, generator)
 

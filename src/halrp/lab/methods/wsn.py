@@ -1,7 +1,7 @@
 """`wsn`: winning subnetworks (Kang et al., 2022).
 
 All tasks share weights θ and scores s of the same shape. A task uses the subnetwork θ ∘ m of the weights whose scores
-are largest: per layer, m = 1 where |s| is at least the k-th smallest of the layer's n scores, k = 1 + round((1−c)(n−1)).
+are largest: per layer, m = 1 where |s| is at least the k-th smallest of its n scores, k = 1 + round((1 − c)(n − 1)).
 A task trains weights, scores and its head together; the mask is made anew at every step and passes the gradient g of
 the masked weight straight through,
 
