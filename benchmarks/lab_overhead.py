@@ -13,6 +13,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -41,7 +42,7 @@ def bare() -> None:
         net = backbones.build("lenet", task.classes, seed=0).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         weights = [p for p in net.parameters() if p.dim() > 1]
         others = [p for p in net.parameters() if p.dim() <= 1]
-        groups = [{"params": weights, "weight_decay": 1e-4}, {"params": others}]
+        groups: list[dict[str, Any]] = [{"params": weights, "weight_decay": 1e-4}, {"params": others}]
         optimiser = torch.optim.Adam(groups, lr=1e-3, fused=True)
         x = task.train.x.contiguous(memory_format=torch.channels_last)
         train(net, optimiser, x, task.train.y)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import file_parts
-from halrp.lab import demo
+from halrp.lab import demo, document
 
 ROOT = Path(__file__).parent.parent
 
@@ -14,6 +14,13 @@ ROOT = Path(__file__).parent.parent
 def test_the_readme_shows_the_demo_as_it_was_recorded() -> None:
     table = demo.markdown(demo._read(ROOT / "results" / "demo"))
     assert table in (ROOT / "README.md").read_text(), "run: python -m halrp.lab.demo --markdown results/demo"
+
+
+def test_the_tables_of_results_are_what_their_records_say() -> None:
+    text = (ROOT / "docs" / "results.md").read_text()
+    parts = document.tables(ROOT / "results")
+    assert all(f"<!-- begin {name} -->" in text for name in parts)
+    assert document.filled(text, parts) == text, "run: python -m halrp.lab.document"
 
 
 def test_speed_ratios_in_the_document_are_those_of_the_benchmark_records() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import hashlib
 import io
@@ -22,7 +23,7 @@ from halrp.commands import app
 from halrp.lab import data_commands
 from halrp.lab.data import SETS, download, facts, kept, sources
 from halrp.lab.data.download import Manner
-from halrp.lab.streams import STREAMS
+from halrp.lab.streams import ABOUT, STREAMS
 from tests.lab.data.server import Site, serving
 
 REAL = Path(__file__).parents[2].parent / "shared" / "data"
@@ -229,15 +230,15 @@ def test_a_missing_package_is_one_line(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_every_stream_says_which_data_it_needs() -> None:
-    assert {name.partition("@")[0] for name in STREAMS} - {"digits"} == set(data_commands.STREAM_SETS)
-    assert {name for names in data_commands.STREAM_SETS.values() for name in names} == set(SETS)
+    assert {name.partition("@")[0] for name in STREAMS} - {"digits"} == set(ABOUT) - {"digits"}
+    assert {name for about in ABOUT.values() for name in about.sets} == set(SETS)
 
 
-@pytest.mark.parametrize("stream", data_commands.STREAM_SETS)
+@pytest.mark.parametrize("stream", [name for name, about in ABOUT.items() if about.sets])
 def test_a_stream_without_data_asks_for_one_of_its_sets(stream: str, tmp_path: Path) -> None:
     run = Run("show", stream, "-o", tmp_path / "sheet.png", "--data", tmp_path / "none")
     assert run.code == 2
-    assert any(f"halrp data get {name}`" in run.error for name in data_commands.STREAM_SETS[stream])
+    assert any(f"halrp data get {name}`" in run.error for name in ABOUT[stream].sets)
 
 
 @pytest.mark.parametrize("command", ["list", "get", "show"])
@@ -250,7 +251,8 @@ def test_help_has_examples(command: str) -> None:
 def test_the_command_starts_without_the_laboratory() -> None:
     code = "import sys, halrp.commands; print([n for n in sys.modules if n.startswith('halrp.lab.')])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert out.strip() == "['halrp.lab.data_commands']"
+    light = ("commands", "data_commands", "results_commands", "names")
+    assert set(ast.literal_eval(out)) == {f"halrp.lab.{name}" for name in light}
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="the real data are not beside the repository")

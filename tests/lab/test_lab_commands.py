@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from halrp.commands import app
-from halrp.lab import commands, engines, methods, presets, runs, streams
+from halrp.lab import engines, methods, presets, runs, streams
 from tests.lab.tiny_cells import BUDGET, FAILING, FINETUNE, STL, SWEEP, Inline, alone, records
 
 DIGITS = ("--stream", "digits", "--backbone", "digits-net", "--tasks", 2, "--epochs", 1)
@@ -232,13 +232,13 @@ def test_streams_says_how_many_tasks_there_are_and_whether_data_are_here(tmp_pat
     assert lines["digits"].split()[1:] == ["10", "×", "5", "none", "yes"]
     assert "no: cifar10, mnist" in lines["five"]
     digits = streams.load("digits")
-    assert commands.TASKS["digits"] == (len(digits), digits[0].classes)
+    assert streams.ABOUT["digits"][1:3] == (len(digits), digits[0].classes)
     from halrp.lab.data.places import facts
 
     published = facts("task_orders")["orders"]
     for name, key in (("five", "five_dataset"), ("cifar100-split", "cifar100_split"), ("pmnist", "pmnist")):
-        assert commands.TASKS[name][0] == len(next(iter(published[key].values())))
-    assert set(commands.TASKS) == {name.partition("@")[0] for name in streams.STREAMS}
+        assert streams.ABOUT[name].tasks == len(next(iter(published[key].values())))
+    assert set(streams.ABOUT) == {name.partition("@")[0] for name in streams.STREAMS}
 
 
 def test_presets_lists_all_and_prints_one_as_it_is() -> None:

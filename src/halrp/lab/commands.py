@@ -21,19 +21,6 @@ if TYPE_CHECKING:
     from halrp.lab.cells import Cell
     from halrp.lab.sweep import Prepared
 
-TASKS = {
-    "digits": (10, 5),
-    "cifar100-split": (10, 10),
-    "cifar100-superclass": (20, 5),
-    "cifar100-20": (20, 5),
-    "pmnist": (10, 10),
-    "pmnist-20": (20, 10),
-    "five": (5, 10),
-    "omniglot-rotation": (100, 12),
-    "tinyimagenet-20": (20, 10),
-    "tinyimagenet-40": (40, 5),
-}
-"""Tasks of each stream, and classes of each of its tasks; known without reading data."""
 
 Results: TypeAlias = Annotated[Path, typer.Option("--results", metavar="DIR", help="folder of the records")]
 Data: TypeAlias = Annotated[
@@ -307,15 +294,14 @@ def show_streams(data: Data = None) -> None:
     Example: halrp streams --data ~/datasets
     """
     from halrp.lab.data import status
-    from halrp.lab.data_commands import STREAM_SETS
-    from halrp.lab.streams import STREAMS
+    from halrp.lab.streams import ABOUT, STREAMS
 
     rows = []
     for name in STREAMS:
-        plain = name.partition("@")[0]
-        needed = STREAM_SETS.get(plain, ())
+        about = ABOUT.get(name.partition("@")[0])
+        needed = about.sets if about else ()
         lacking = [one for one in needed if not status(one, data).present]
-        tasks = "{} × {}".format(*TASKS[plain]) if plain in TASKS else "?"
+        tasks = f"{about.tasks} × {about.classes}" if about else "?"
         rows.append((name, tasks, ", ".join(needed) or "none", f"no: {', '.join(lacking)}" if lacking else "yes"))
     _print(("stream", "tasks × classes", "data sets", "here"), rows)
     typer.echo("\nTo get data sets: halrp data get NAME. To look at a stream: halrp data show STREAM -o sheet.png")

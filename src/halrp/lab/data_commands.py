@@ -32,18 +32,6 @@ from halrp.errors import HalrpError, SettingError
 if TYPE_CHECKING:
     from halrp.lab.data import Found, Status
 
-STREAM_SETS = {
-    "cifar100-split": ("cifar100",),
-    "cifar100-superclass": ("cifar100",),
-    "cifar100-20": ("cifar100",),
-    "pmnist": ("mnist",),
-    "pmnist-20": ("mnist",),
-    "five": ("cifar10", "mnist", "svhn", "fashion-mnist", "notmnist"),
-    "omniglot-rotation": ("omniglot",),
-    "tinyimagenet-20": ("tinyimagenet",),
-    "tinyimagenet-40": ("tinyimagenet",),
-}
-"""Which data sets each stream is made from. `digits` needs none: it comes with scikit-learn."""
 EXTRAS = {"PIL": "pillow", "sklearn": "scikit-learn", "scipy": "scipy"}
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 
@@ -98,6 +86,7 @@ def _row(one: Status, data: Path | None) -> dict[str, Any]:
     """All that the list tells about a data set."""
     from halrp.lab.data.download import begun
     from halrp.lab.data.sources import source
+    from halrp.lab.streams.about import ABOUT
 
     started, official = begun(one.name, data), source(one.name)
     if one.problem:
@@ -109,7 +98,7 @@ def _row(one: Status, data: Path | None) -> dict[str, Any]:
     return asdict(one) | {
         "state": state,
         "place": None if one.place is None else str(one.place),
-        "streams": [stream for stream, sets in STREAM_SETS.items() if one.name in sets],
+        "streams": [stream for stream, about in ABOUT.items() if one.name in about.sets],
         "download_bytes": official.bytes,
         "begun_bytes": started,
         "page": official.page,

@@ -7,6 +7,7 @@ them is written by this module and nothing by hand; `--check` says whether the d
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -68,21 +69,52 @@ def methods_table(folder: Path, stream: str, fraction: float) -> str:
     rows = [row for row in _summary(folder) if row["stream"] == stream and row["fraction"] == fraction]
     head = ("method", "accuracy % ±", "paper", "difference", "BWT", "MOPD / AOPD", "paper's", "growth", "time", "runs")
     lines = []
-    for row in sorted(rows, key=lambda row: -_or(row["accuracy"], 0.0)):
-        paper = paper_of(stream, fraction, row["method"])
-        known, accuracy = paper is not None, row["accuracy"]
+    for row in sorted(rows, key=lambda row: -_value(row["accuracy"])):
+        paper = paper_of(stream, fraction, str(row["method"]))
+        gap = _value(row["accuracy"]) - (paper["accuracy"] if paper else math.nan)
         lines.append(
             (
                 f"`{row['method']}`" + (f" ({row['settings']})" if row["settings"] else ""),
-                f"{_number(accuracy, 2)} ± {_number(row['error_usual'], 2)}",
+                f"{_number(row['accuracy'], 2)} ± {_number(row['error_usual'], 2)}",
                 f"{paper['accuracy']:.2f}" if paper else "",
-                f"{accuracy - paper['accuracy']:+.2f}" if paper and not isinstance(accuracy, Undefined) else "",
+                "" if math.isnan(gap) else f"{gap:+.2f}",
                 _number(row["bwt"], 2),
                 f"{_number(row['mopd'], 1)} / {_number(row['aopd'], 1)}",
-                f"{paper['mopd']:.1f} / {paper['aopd']:.1f}" if paper and known and paper.get("mopd") else "",
+                f"{paper['mopd']:.1f} / {paper['aopd']:.1f}" if paper and paper.get("mopd") else "",
                 _number(row["growth_counted"], 3),
                 _number(row["time_ratio"], 1),
                 str(row["runs"]),
+            )
+        )
+    return _table(head, lines)
+
+
+def sizes_table(folder: Path) -> str:
+    """Runs under other limits on their size: accuracy against what a further task adds."""
+    rows = results.runs_table(results.load([folder]).records)
+    head = (
+        "data",
+        "run",
+        "accuracy %",
+        "paper",
+        "BWT",
+        "growth, all numbers",
+        "growth, paper's count",
+        "bytes per task",
+    )
+    lines = []
+    for row in sorted(rows, key=lambda row: (_value(row["fraction"]), str(row["method"]), str(row["settings"]))):
+        paper = paper_of(str(row["stream"]), _value(row["fraction"]), str(row["method"]))
+        lines.append(
+            (
+                f"{100 * _value(row['fraction']):g} %",
+                f"`{row['method']}`" + (f" ({row['settings']})" if row["settings"] else ""),
+                _number(row["accuracy"], 2),
+                f"{paper['accuracy']:.2f}" if paper else "",
+                _number(row["bwt"], 2),
+                _number(row["growth_parameters"], 3),
+                _number(row["growth_counted"], 3),
+                "–" if isinstance(row["later_bytes"], Undefined) else f"{row['later_bytes']:,.0f}",
             )
         )
     return _table(head, lines)
@@ -119,13 +151,15 @@ def penalties_table(folder: Path) -> str:
 def relations_table(folder: Path, stream: str, fraction: float) -> str:
     """Which of the orderings that the paper's tables show hold in our runs, and by how much."""
     rows = [row for row in _summary(folder) if row["stream"] == stream and row["fraction"] == fraction]
-    ours = {row["method"]: row["accuracy"] for row in rows}
+    ours = {str(row["method"]): _value(row["accuracy"]) for row in rows}
     lines = []
     for better, worse in RELATIONS:
         if better not in ours or worse not in ours:
             continue
         printed = [paper_of(stream, fraction, name) for name in (better, worse)]
-        theirs = f"{printed[0]['accuracy'] - printed[1]['accuracy']:+.2f}" if printed[0] and printed[1] else ""
+        theirs = ""
+        if printed[0] and printed[1]:
+            theirs = f"{printed[0]['accuracy'] - printed[1]['accuracy']:+.2f}"
         gap = ours[better] - ours[worse]
         lines.append((f"`{better}` > `{worse}`", f"{gap:+.2f}", theirs, "holds" if gap > 0 else "**fails**"))
     return _table(("relation", "ours", "paper", ""), lines)
@@ -138,6 +172,7 @@ def tables(root: Path) -> dict[str, Callable[[], str]]:
         "cifar100-split-5": lambda: methods_table(split, "cifar100-split", 0.05),
         "relations": lambda: relations_table(split, "cifar100-split", 0.05),
         "orders": lambda: orders_table(root / "cifar100-split-orders"),
+        "sizes": lambda: sizes_table(root / "cifar100-split"),
         "penalties": lambda: penalties_table(root / "penalties-cifar100-split"),
     }
 
@@ -182,8 +217,8 @@ def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def _or(value: Any, other: float) -> float:
-    return other if isinstance(value, Undefined) else float(value)
+def _value(value: Any) -> float:
+    return math.nan if isinstance(value, Undefined) else float(value)
 
 
 def _number(value: Any, digits: int) -> str:

@@ -25,8 +25,11 @@ from halrp.lab.streams import Task
 SETTINGS: dict[str, dict[str, Any]] = {
     "halrp-budget": {"growth_per_task": 0.5, "view": "mean"},
     "halrp-paper": {"growth": 0.9},
+    "ibpwf": {"sizes": {"conv1": [18, 12], "conv2": [24, 16], "linear": [16, 12]}},
+    "prd": {"prototype_rate": 30.0, "hidden": 32},
 }
-"""2 % of a tiny network is less than a head, and the paper's pruning leaves 20 % of it, which is nothing."""
+"""2 % of a tiny network is less than a head, the paper's pruning leaves 20 % of it, which is nothing, and twelve steps
+are few for a prior over factors or for prototypes."""
 HASTY = tiny_context(recipe=replace(TINY, epochs=1))
 """For methods that break the contract however long they learn."""
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from halrp.errors import SettingError
-from halrp.lab.methods import METHODS, Method, make
+from halrp.lab.methods import Method, make
 from halrp.lab.methods.finetune import FineTune
 from halrp.lab.methods.halrp import HalrpMethod
 from halrp.lab.methods.networks import contents
@@ -43,8 +43,8 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
 
-@pytest.mark.parametrize("name", [n for n in METHODS if n not in ("stl", "mtl", "be", "halrp-paper")])
-def test_the_first_task_has_the_same_weights_in_every_method(name: str) -> None:
+@pytest.mark.parametrize("name", ["halrp-budget", "halrp-official", "lrp", "random-lrp", "finetune", "l2", "ewc", "bn"])
+def test_the_first_task_has_the_same_weights_in_every_method_that_starts_plainly(name: str) -> None:
     assert same(after_first(name), after_first("stl"))
 
 

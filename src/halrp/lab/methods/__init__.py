@@ -14,15 +14,24 @@ from typing import Any, cast
 from halrp import Halrp
 from halrp.allocate import Flat
 from halrp.errors import SettingError
+from halrp.lab.methods.apd import Additive
+from halrp.lab.methods.apdfix import FixedAdditive
 from halrp.lab.methods.be import BatchEnsemble
+from halrp.lab.methods.bmkp import BilevelMemory
 from halrp.lab.methods.bn import TunedNorms
+from halrp.lab.methods.clr import Reprogramming
 from halrp.lab.methods.contract import Context, Method, Size, State
 from halrp.lab.methods.ewc import ElasticWeights
 from halrp.lab.methods.finetune import FineTune
+from halrp.lab.methods.gpm import GradientProjection
 from halrp.lab.methods.halrp import HalrpMethod
+from halrp.lab.methods.ibpwf import WeightFactors
+from halrp.lab.methods.iru import RankUpdates
 from halrp.lab.methods.l2 import Drift
 from halrp.lab.methods.mtl import Joint
+from halrp.lab.methods.prd import RelationDistillation
 from halrp.lab.methods.stl import Separate
+from halrp.lab.methods.wsn import WinningSubnetworks
 from halrp.lab.names import nearest
 
 __all__ = ["METHODS", "Context", "Known", "Method", "Size", "State", "make", "settings_of"]
@@ -69,6 +78,17 @@ METHODS: dict[str, Known] = {
     "ewc": Known(ElasticWeights, "elastic weight consolidation"),
     "bn": Known(TunedNorms, "batch norms and a head per task on a frozen network"),
     "be": Known(BatchEnsemble, "BatchEnsemble: two vectors per layer and task on shared weights"),
+    "apd": Known(
+        Additive, "additive parameter decomposition: shared weights, masks and sparse parts, old ones trained on"
+    ),
+    "apdfix": Known(FixedAdditive, "additive parameter decomposition, shared weights fixed after the first task"),
+    "ibpwf": Known(WeightFactors, "factors shared by all tasks, chosen by an Indian buffet process, frozen once used"),
+    "gpm": Known(GradientProjection, "gradient projection memory: layers move orthogonally to past tasks' inputs"),
+    "wsn": Known(WinningSubnetworks, "winning subnetworks: a mask per task over shared weights, used weights frozen"),
+    "bmkp": Known(BilevelMemory, "bilevel memory: tasks rebuilt from shared patterns of layers' outputs"),
+    "clr": Known(Reprogramming, "3×3 filters per channel, norms and a head per task on a frozen network"),
+    "prd": Known(RelationDistillation, "prototypes and relation distillation on one encoder"),
+    "iru": Known(RankUpdates, "incremental rank updates: a few more ranks and a selector for each task"),
 }
 
 
