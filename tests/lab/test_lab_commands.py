@@ -221,7 +221,7 @@ def test_methods_lists_all_and_shows_the_settings_of_one() -> None:
         assert known.about in text
     one = Result("methods", "ewc").out
     assert "strength" in one
-    assert "1000.0" in one
+    assert "100000.0" in one
     assert "Fisher" in one
     assert "growth_per_task" in Result("methods", "halrp-budget").out
 
