@@ -192,3 +192,13 @@ def test_a_results_folder_that_cannot_be_is_refused_and_nothing_made(tmp_path: P
         sweep.check_folder(tmp_path / "file" / "results")
     sweep.check_folder(tmp_path / "a" / "b")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_key_that_is_given_twice_is_an_error_that_says_how_to_give_both() -> None:
+    with pytest.raises(SettingError, match="write method=l2,ewc"):
+        sweep.pairs(["method=l2", "method=ewc"], "--only")
+
+
+def test_a_last_layer_may_change_a_setting_that_only_some_methods_have() -> None:
+    cells = sweep.expand(tomllib.loads(GRID), {"settings.redraw": True}, only_methods=["stl"])
+    assert {(c.method, c.settings["redraw"]) for c in cells} == {("stl", True)}

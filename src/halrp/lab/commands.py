@@ -130,7 +130,7 @@ def _one_cell(preset: str | None, over: Mapping[str, Any]) -> Cell:
     nearest("method", chosen, methods.METHODS)
     nearest(f"method of {name}", chosen, known)
     rest = {key: value for key, value in over.items() if key != "method"}
-    return sweep.expand(document, rest, name, chosen)[0]
+    return sweep.expand(document, rest, name, [chosen])[0]
 
 
 def _prepared(cells: list[Cell], data: Path | None, elsewhere: bool = False) -> Prepared:
@@ -184,7 +184,11 @@ def run_sweep(
 
     title, document = sweep.read(name)
     over = {key: sweep.value_of(value) for key, value in sweep.pairs(changes or (), "--with").items()}
-    cells = sweep.only(sweep.expand(document, over, title), sweep.pairs([*(only or ()), *(wanted or ())], "--only"))
+    which = sweep.pairs([*(only or ()), *(wanted or ())], "--only")
+    # Methods first: what --with changes need not be a setting of the others.
+    named = {key: value for key, value in which.items() if key == "method"}
+    chosen = {cell.method for cell in sweep.only(sweep.expand(document, name=title), named)}
+    cells = sweep.only(sweep.expand(document, over, title, chosen), which)
     single.check_device(device)
     folder = sweep.check_folder(results)
     prepared = _prepared(cells, data, elsewhere=dry_run or scheduler is not None)

@@ -39,7 +39,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,11 +86,11 @@ def expand(
     document: Mapping[str, Any],
     over: Mapping[str, Any] | None = None,
     name: str = "the sweep",
-    method: str | None = None,
+    only_methods: Collection[str] | None = None,
 ) -> list[Cell]:
     """The cells of a sweep, all checked, each once. `over` is a last layer: values by "order" or "recipe.epochs".
 
-    With `method`, blocks of other methods are left out.
+    With `only_methods`, blocks of other methods are left out.
     """
     for key in document:
         nearest(f"entry of {name}", key, (*FIELDS, "about", "grid", "cells"))
@@ -103,7 +103,7 @@ def expand(
     for number, block in enumerate(blocks, 1):
         where = f"{name}, [[cells]] block {number}" if "cells" in document else name
         for values in _combinations([common, _layer(block, where), last]):
-            if method is not None and values.get("method") != method:
+            if only_methods is not None and values.get("method") not in only_methods:
                 continue
             try:
                 cell = Cell.of(_scaled(values))
@@ -203,6 +203,8 @@ def pairs(texts: Iterable[str], option: str) -> dict[str, str]:
         key, equals, value = text.partition("=")
         if not (key and equals and value):
             raise SettingError(f"{option} {text!r} is not of the form key=value")
+        if key in found:
+            raise SettingError(f"{option} gives {key} twice; write {key}={found[key]},{value} if it may be either")
         found[key] = value
     return found
 
