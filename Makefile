@@ -43,6 +43,8 @@ bench: .venv/dev
 	$(BIN)/python -m benchmarks.train_step --json results/benchmarks/train_step.json
 	$(BIN)/python -m benchmarks.mixed_batch --json results/benchmarks/mixed_batch.json
 	$(BIN)/python -m benchmarks.many_tasks --json results/benchmarks/many_tasks.json
+	$(BIN)/python -m benchmarks.batches --json results/benchmarks/batches.json
+	$(BIN)/python -m benchmarks.lab_overhead --json results/benchmarks/lab_overhead.json
 
 format: .venv/dev
 	$(BIN)/ruff format .

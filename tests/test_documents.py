@@ -25,7 +25,9 @@ def test_the_tables_of_results_are_what_their_records_say() -> None:
 
 def test_speed_ratios_in_the_document_are_those_of_the_benchmark_records() -> None:
     text = (ROOT / "docs" / "results.md").read_text()
-    for path in sorted((ROOT / "results" / "benchmarks").glob("*.json")):
+    for path in (
+        ROOT / "results" / "benchmarks" / f"{name}.json" for name in ("train_step", "mixed_batch", "many_tasks")
+    ):
         for row in json.loads(path.read_text())["rows"]:
             line = f"| {row['name']} | {row['ratio']:.2f} | {row['lower']:.2f} – {row['upper']:.2f} |"
             assert line in text, f"{path.name}: {line}"

@@ -7,6 +7,7 @@ them is written by this module and nothing by hand; `--check` says whether the d
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import re
 import sys
@@ -165,6 +166,31 @@ def relations_table(folder: Path, stream: str, fraction: float) -> str:
     return _table(("relation", "ours", "paper", ""), lines)
 
 
+def ratios_table(path: Path, title: str) -> str:
+    """The ratios of a benchmark with their quartiles."""
+    rows = json.loads(path.read_text("utf-8"))["rows"]
+    lines = [(row["name"], f"{row['ratio']:.2f}", f"{row['lower']:.2f} – {row['upper']:.2f}") for row in rows]
+    return _table((title, "ratio", "quartiles"), lines)
+
+
+def decoding_table(path: Path) -> str:
+    """How long each data set takes from its stored form, and from the kept arrays."""
+    rows = json.loads(path.read_text("utf-8"))["rows"]
+    lines = [
+        (
+            f"`{row['name']}`",
+            row["layout"],
+            f"{row['images']:,}",
+            f"{row['stored']:.1f} → {row['decoded']:.1f}",
+            f"{row['first']:.2f}",
+            f"{row['again']:.3f}",
+            f"{row['through']:.3f}",
+        )
+        for row in rows
+    ]
+    return _table(("set", "layout", "images", "MB", "decoded s", "opened again s", "read through s"), lines)
+
+
 def tables(root: Path) -> dict[str, Callable[[], str]]:
     """Every generated part of the document, by name."""
     split = root / "cifar100-split-5"
@@ -173,6 +199,9 @@ def tables(root: Path) -> dict[str, Callable[[], str]]:
         "relations": lambda: relations_table(split, "cifar100-split", 0.05),
         "orders": lambda: orders_table(root / "cifar100-split-orders"),
         "sizes": lambda: sizes_table(root / "cifar100-split"),
+        "batches": lambda: ratios_table(root / "benchmarks" / "batches.json", "batches of 128 images"),
+        "overhead": lambda: ratios_table(root / "benchmarks" / "lab_overhead.json", "three tasks, LeNet"),
+        "decoding": lambda: decoding_table(root / "benchmarks" / "decode.json"),
         "penalties": lambda: penalties_table(root / "penalties-cifar100-split"),
     }
 
