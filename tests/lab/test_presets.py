@@ -100,7 +100,7 @@ def test_a_benchmark_has_the_papers_orders_and_repeats_for_every_method(name: st
 @pytest.mark.parametrize("name", TABLE)
 def test_the_budget_is_the_papers_growth_shared_by_later_tasks_and_not_too_small(name: str) -> None:
     row = dict(zip(COLUMNS, TABLE[name], strict=True))
-    cell = sweep.expand(sweep.read(name)[1], name=name, method="halrp-budget")[0]
+    cell = sweep.expand(sweep.read(name)[1], name=name, only_methods=["halrp-budget"])[0]
     growth = cell.settings["growth_per_task"]
     if name == "cifar100-split":
         assert growth == pytest.approx(0.234 / 9)

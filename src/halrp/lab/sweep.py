@@ -198,7 +198,7 @@ def value_of(text: str) -> Any:
 
 def pairs(texts: Iterable[str], option: str) -> dict[str, str]:
     """Read key=value pairs."""
-    found = {}
+    found: dict[str, str] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not (key and equals and value):
