@@ -132,7 +132,6 @@ def run(
         if ready:
             for i, watch in enumerate(watched):
                 row["val"][i], row["test"][i] = watch.accuracies(method)
-        if ready:
             size = method.stored()
             row |= {"parameters": size.parameters, "bytes": size.bytes, "counted": method.counted(), **method.facts()}
         row |= {

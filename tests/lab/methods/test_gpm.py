@@ -19,6 +19,7 @@ from halrp.lab.methods.check import check_method, kept, recalled
 from halrp.lab.methods.contract import Context
 from halrp.lab.methods.finetune import FineTune
 from halrp.lab.methods.gpm import BENCHMARKS, GradientProjection, lower_the_rate
+from halrp.lab.methods.norms import without_running_statistics
 from halrp.lab.methods.subspaces import Columns, captured
 from halrp.lab.methods.tiny import TINY, tiny_context, tiny_tasks
 from halrp.lab.streams import Split, Task
@@ -217,12 +218,12 @@ def test_it_forgets_far_less_than_fine_tuning() -> None:
             method.learn(task)
         return float((method.predict(x, 0) - before).square().mean())
 
-    batch = replace(tiny_context(), build=lambda c, s: gpm.batch_statistics(tiny_context().build(c, s)))
+    batch = replace(tiny_context(), build=lambda c, s: without_running_statistics(tiny_context().build(c, s)))
     assert drift(GradientProjection(tiny_context(), threshold=0.99)) < drift(FineTune(batch)) / 10
 
 
 def test_the_first_task_is_that_of_fine_tuning_with_batch_statistics() -> None:
-    batch = replace(tiny_context(), build=lambda c, s: gpm.batch_statistics(tiny_context().build(c, s)))
+    batch = replace(tiny_context(), build=lambda c, s: without_running_statistics(tiny_context().build(c, s)))
     plain = FineTune(batch)
     plain.learn(tiny_tasks()[0])
     mine, theirs = values(learned(1)), values(plain)

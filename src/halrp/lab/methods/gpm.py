@@ -31,9 +31,9 @@ from halrp.errors import SettingError
 from halrp.lab.methods import networks, subspaces
 from halrp.lab.methods.contract import Context, State
 from halrp.lab.methods.finetune import FineTune
+from halrp.lab.methods.norms import without_running_statistics
 from halrp.lab.names import nearest
 from halrp.lab.streams import Task
-from halrp.plan import BATCH_NORMS
 from halrp.train import Recipe, Training, evaluate
 
 Mode = Literal["paper", "official"]
@@ -133,7 +133,7 @@ class GradientProjection(FineTune):
         self.mode = mode
 
         def build(classes: int, seed: int) -> nn.Module:
-            return batch_statistics(context.build(classes, seed))
+            return without_running_statistics(context.build(classes, seed))
 
         recipe = context.recipe if mode == "paper" else official(self.settings, context.recipe)
         super().__init__(replace(context, build=build, recipe=recipe), l2 if mode == "paper" else 0.0)
@@ -249,15 +249,6 @@ def projection(basis: Tensor) -> Projection:
     exact = basis.double()
     square = (exact @ exact.T).to(basis.dtype)
     return lambda x: x @ square
-
-
-def batch_statistics(net: nn.Module) -> nn.Module:
-    """Let the batch norms of a network normalise by the batch at hand, in evaluation too; in place."""
-    for module in net.modules():
-        if isinstance(module, BATCH_NORMS):
-            module.track_running_stats = False
-            module.running_mean = module.running_var = module.num_batches_tracked = None
-    return net
 
 
 def sample(context: Context, net: nn.Module, task: Task, size: int, names: tuple[object, ...]) -> list[Tensor]:
