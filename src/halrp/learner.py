@@ -75,6 +75,7 @@ class Learner:
         self._initial = Base(views.clone(model), plan(model, head), channels_last)
         self._base = self._initial if base == "given" else None
         self._tasks: dict[str, Delta] = {}
+        self._scores: dict[str, Mapping[str, Tensor]] = {}
         self._modules: dict[str | None, nn.Module] = {}
         self._mixed: MixedModule | None = None
         self._store = store if store is None or isinstance(store, Store) else Store(store)
@@ -85,6 +86,14 @@ class Learner:
     def tasks(self) -> Mapping[str, Delta]:
         """What each learned task owns, in the order of learning. Read-only."""
         return MappingProxyType(self._tasks)
+
+    @property
+    def scores(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """By task and adapted weight, the loss that each component was predicted to buy, (components,).
+
+        Of the deltas that this very learner has learned: a file of a task has what was kept, not what was on offer.
+        """
+        return MappingProxyType(self._scores)
 
     @property
     def head(self) -> str:
@@ -231,6 +240,7 @@ class Learner:
             late = sorted(owned.keys() - foreseen - start.owned.keys())
             method.allocate.check(Size(delta.parameters, delta.bytes), size, late)
         self._commit(base, compress(method.compress, {**self._tasks, name: delta}, base.parameters), checkpoints)
+        self._scores[name] = start.scores
         return self._tasks[name]
 
     def predict(self, x: Tensor, task: str | Sequence[str | None] | None, batch: int = 512) -> Tensor:

@@ -30,6 +30,8 @@ class Start:
     owned: Mapping[str, Tensor]
     """Weights owned outright, at their free values."""
     bought: Mapping[str, Bought]
+    scores: Mapping[str, Tensor]
+    """For each weight, the loss that each component was predicted to buy, (components,)."""
 
 
 class _Layer(NamedTuple):
@@ -72,6 +74,7 @@ def truncate(
         {name: _factors(layers[name], rank, method, generator) for name, rank in allocation.ranks.items()},
         {name: free[name].clone() for name in free if name in allocation.owned},
         {name: _bought(layer, importance[name], allocation.ranks.get(name)) for name, layer in layers.items()},
+        {name: layer.offer.scores for name, layer in layers.items()},
     )
 
 

@@ -19,6 +19,10 @@ from halrp.prune import Prune
 from halrp.store import Store
 
 
+SHOWN = 40
+"""How many components of a weight a record tells of."""
+
+
 class HalrpMethod(Method):
     """One frozen base, made by the first task, and a low-rank delta for each later one."""
 
@@ -82,9 +86,16 @@ class HalrpMethod(Method):
         return learner.base_parameters + sum(d.paper_count() for d in learner.tasks.values() if d.owned)
 
     def facts(self) -> dict[str, Any]:
-        """Ranks and view of the newest delta."""
-        delta = list(self._ready().tasks.values())[-1]
-        return {"ranks": delta.ranks, "view": delta.view}
+        """Of the newest delta: ranks, view, the importance of each weight, and what its first components would buy."""
+        learner = self._ready()
+        name, delta = list(learner.tasks.items())[-1]
+        found: dict[str, Any] = {"ranks": delta.ranks, "view": delta.view}
+        if name in learner.scores:
+            found["importance"] = {n: float(f"{bought.importance:.4g}") for n, bought in delta.bought.items()}
+            found["scores"] = {
+                n: [float(f"{one:.3g}") for one in scores[:SHOWN].tolist()] for n, scores in learner.scores[name].items()
+            }
+        return found
 
     def state(self) -> State:
         """The learner's store: the bytes of its files."""
