@@ -118,6 +118,46 @@ def test_files_are_read_and_what_is_no_sweep_is_named(tmp_path: Path) -> None:
         sweep.read("cifar100-splt")
 
 
+def test_a_file_that_starts_from_another_has_its_entries_where_it_has_none_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "one.toml").write_text(GRID)
+    (tmp_path / "two.toml").write_text('from = "one.toml"\nrecipe.epochs = 3\norder = "D"\ngrid.fraction = [0.5, 1.0]')
+    cells = sweep.expand(sweep.read(tmp_path / "two.toml")[1])
+    stl = [(c.order, c.seed, c.fraction, c.recipe) for c in cells if c.method == "stl"]
+    recipe = {"epochs": 3, "batch": 32, "lr": 0.01}
+    assert stl == [("D", seed, share, recipe) for seed in (0, 1) for share in (0.5, 1.0)]
+    assert {c.order for c in cells if c.method == "ewc"} == {"C"}, "a block of the origin is above both files"
+    (tmp_path / "three.toml").write_text('from = "two.toml"\ngrid.order = ["E"]\n[[cells]]\nmethod = "be"')
+    cells = sweep.expand(sweep.read(tmp_path / "three.toml")[1])
+    assert {(c.method, c.order) for c in cells} == {("be", "E")}
+    assert len(cells) == 4
+
+
+def test_a_file_may_include_the_cells_of_others(tmp_path: Path) -> None:
+    text = 'about = "two"\ninclude = ["pmnist", "five-alexnet"]'
+    cells = expanded(text, order="A", seed=0)
+    assert len(cells) == 36
+    assert {c.stream for c in cells} == {"pmnist", "five"}
+    with pytest.raises(SettingError, match="recipe beside include"):
+        expanded(text + "\nrecipe.epochs = 3")
+    with pytest.raises(SettingError, match="not a list of presets or files"):
+        expanded('include = "pmnist"')
+    with pytest.raises(SettingError, match="paper includes others itself"):
+        expanded('include = ["paper"]')
+
+
+def test_files_that_start_from_themselves_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "one.toml").write_text('from = "two.toml"')
+    (tmp_path / "two.toml").write_text('from = "one.toml"')
+    with pytest.raises(SettingError, match="leads back to itself"):
+        sweep.read(tmp_path / "one.toml")
+    (tmp_path / "one.toml").write_text("from = 3")
+    with pytest.raises(SettingError, match="from=3 is not the name"):
+        sweep.read(tmp_path / "one.toml")
+    (tmp_path / "one.toml").write_text('from = "paper"')
+    with pytest.raises(SettingError, match="from and include do not go together"):
+        sweep.read(tmp_path / "one.toml")
+
+
 def test_only_keeps_cells_by_any_of_their_entries_defaults_included() -> None:
     cells = expanded(GRID)
     assert [c.seed for c in sweep.only(cells, {"method": "stl", "order": "B"})] == [0, 1]

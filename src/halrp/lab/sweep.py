@@ -27,6 +27,10 @@ above makes 4 + 8 = 12 cells.
 A value "NUMBER * fraction" is multiplied by the cell's share of data, for settings that follow it: the released code of
 the paper lets the learning rate decay by `recipe.decay_examples = "4000 * fraction"` on every data set.
 
+`from = "cifar100-split"` starts from another preset or file: its entries hold where this file has none of its own, its
+tables are merged with those here, and its blocks are used if there are none here. `include = ["pmnist", "iru"]` makes a
+sweep of other sweeps' cells; such a file has nothing else but `about`.
+
 Every cell is checked before any runs. An unknown entry is an error with the nearest known one. Cells that are equal are
 run once.
 """
@@ -51,6 +55,8 @@ from halrp.lab.cells import Cell
 from halrp.lab.names import nearest
 
 TABLES = ("settings", "recipe", "network")
+NOT_LAYERS = ("about", "include", "cells")
+"""Entries of a file that are not of a cell."""
 FIELDS = tuple(field.name for field in dataclasses.fields(Cell))
 _SCALED = re.compile(r"\s*([0-9.eE+]+)\s*\*\s*fraction\s*")
 
@@ -65,8 +71,28 @@ class Layer(NamedTuple):
     lists: dict[Place, list[Any]]
 
 
-def read(name: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
-    """Read a preset by its name, or a file; returns what to call it and its content."""
+def read(name: str | os.PathLike[str], readers: Sequence[str] = ()) -> tuple[str, dict[str, Any]]:
+    """Read a preset by its name, or a file; returns what to call it and its content, with what it starts from.
+
+    `readers` are those that start from this one, or include it.
+    """
+    if str(name) in readers:
+        raise SettingError(f"the sweep {name} leads back to itself: {' → '.join([*readers, str(name)])}")
+    text, document = _read_alone(name)
+    if "from" not in document:
+        return text, document
+    origin = document.pop("from")
+    if not isinstance(origin, str):
+        raise SettingError(f"{text}: from={origin!r} is not the name of a preset or file")
+    return text, _on_top(document, read(_beside(name, origin), [*readers, str(name)])[1], text)
+
+
+def _beside(name: str | os.PathLike[str], other: str) -> str:
+    """A name in a file: a preset, or a file whose place is told from where that file is."""
+    return str(Path(name).parent / other) if other.endswith(".toml") else other
+
+
+def _read_alone(name: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
     text, path = str(name), Path(name)
     if path.suffix == ".toml" or path.is_file():
         try:
@@ -82,6 +108,21 @@ def read(name: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
         raise SettingError(f"the sweep {text} is not TOML: {error}") from error
 
 
+def _on_top(document: Mapping[str, Any], origin: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The entries of `origin` with those of `document` in their place; one layer's word is final over the other's."""
+    if both := {"include"} & {*document, *origin}:
+        raise SettingError(
+            f"{where}: from and {both.pop()} do not go together; include the sweeps in a file of its own"
+        )
+    below, above = (_layer(_common(one), where) for one in (origin, document))
+    merged = {k: v for k, v in (*origin.items(), *document.items()) if k in NOT_LAYERS}
+    values, lists = _stacked([below, above])
+    for table, entries in ((merged, values), (merged.setdefault("grid", {}), lists)):
+        for place, value in entries.items():
+            (table if len(place) == 1 else table.setdefault(place[0], {}))[place[-1]] = value
+    return merged
+
+
 def expand(
     document: Mapping[str, Any],
     over: Mapping[str, Any] | None = None,
@@ -93,11 +134,13 @@ def expand(
     With `only_methods`, blocks of other methods are left out.
     """
     for key in document:
-        nearest(f"entry of {name}", key, (*FIELDS, "about", "grid", "cells"))
+        nearest(f"entry of {name}", key, (*FIELDS, *NOT_LAYERS, "grid"))
+    if "include" in document:
+        return _included(document, over, name, only_methods)
     blocks = document.get("cells", [{}])
     if not isinstance(blocks, list) or not all(isinstance(block, Mapping) for block in blocks) or not blocks:
         raise SettingError(f"{name}: cells={blocks!r} is not a list of tables; begin each with [[cells]]")
-    common = _layer({k: v for k, v in document.items() if k not in ("about", "cells")}, name)
+    common = _layer(_common(document), name)
     last = Layer({_place(key, name): value for key, value in (over or {}).items()}, {})
     found: dict[str, Cell] = {}
     for number, block in enumerate(blocks, 1):
@@ -111,6 +154,28 @@ def expand(
                 raise SettingError(f"{where}: {error}") from error
             found.setdefault(cell.name, cell)
     return list(found.values())
+
+
+def _included(
+    document: Mapping[str, Any], over: Mapping[str, Any] | None, name: str, only_methods: Collection[str] | None
+) -> list[Cell]:
+    names = document["include"]
+    if not isinstance(names, list) or not all(isinstance(one, str) for one in names) or not names:
+        raise SettingError(f"{name}: include={names!r} is not a list of presets or files")
+    if more := sorted(document.keys() - {"about", "include"}):
+        raise SettingError(f"{name}: {', '.join(more)} beside include; such a file has nothing else but about")
+    found: dict[str, Cell] = {}
+    for one in names:
+        title, content = read(one)
+        if "include" in content:
+            raise SettingError(f"{name}: {title} includes others itself; name those")
+        found |= {cell.name: cell for cell in expand(content, over, title, only_methods)}
+    return list(found.values())
+
+
+def _common(document: Mapping[str, Any]) -> dict[str, Any]:
+    """What holds for every cell of a file."""
+    return {k: v for k, v in document.items() if k not in NOT_LAYERS}
 
 
 def _layer(table: Mapping[str, Any], where: str) -> Layer:
@@ -153,6 +218,19 @@ def _place(key: str, where: str) -> Place:
 
 def _combinations(layers: Sequence[Layer]) -> Iterable[dict[str, Any]]:
     """Every combination of the lists on top of the values, as the entries of a cell."""
+    values, lists = _stacked(layers)
+    for chosen in itertools.product(*lists.values()):
+        entries: dict[str, Any] = {}
+        for place, value in (values | dict(zip(lists, chosen, strict=True))).items():
+            if len(place) == 1:
+                entries[place[0]] = value
+            else:
+                entries.setdefault(place[0], {})[place[1]] = value
+        yield entries
+
+
+def _stacked(layers: Sequence[Layer]) -> Layer:
+    """Layers as one; the last one to name a place, with a value or a list, decides."""
     values: dict[Place, Any] = {}
     lists: dict[Place, list[Any]] = {}
     for layer in layers:
@@ -162,14 +240,7 @@ def _combinations(layers: Sequence[Layer]) -> Iterable[dict[str, Any]]:
         for place, choices in layer.lists.items():
             values.pop(place, None)
             lists[place] = choices
-    for chosen in itertools.product(*lists.values()):
-        entries: dict[str, Any] = {}
-        for place, value in (values | dict(zip(lists, chosen, strict=True))).items():
-            if len(place) == 1:
-                entries[place[0]] = value
-            else:
-                entries.setdefault(place[0], {})[place[1]] = value
-        yield entries
+    return Layer(values, lists)
 
 
 def _scaled(values: dict[str, Any]) -> dict[str, Any]:

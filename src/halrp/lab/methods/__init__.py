@@ -9,10 +9,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from halrp import Halrp
 from halrp.allocate import Flat
+from halrp.decompose import Whitened
 from halrp.errors import SettingError
 from halrp.lab.methods.apd import Additive
 from halrp.lab.methods.apdfix import FixedAdditive
@@ -33,6 +34,8 @@ from halrp.lab.methods.prd import RelationDistillation
 from halrp.lab.methods.stl import Separate
 from halrp.lab.methods.wsn import WinningSubnetworks
 from halrp.lab.names import nearest
+
+View = Literal["mean", "full", "validation"]
 
 __all__ = ["METHODS", "Context", "Known", "Method", "Size", "State", "make", "settings_of"]
 
@@ -65,12 +68,23 @@ def _random_lrp(rate: float = 0.9, growth: float = 0.2, cap: int = 100, l1: floa
     return replace(Halrp.official(rate, growth, cap, l1, l2), initial="random")
 
 
+def _scales(l2: float = 1e-4) -> Halrp:
+    return Halrp(allocate=Flat(0), l2=l2, base_l2=l2)
+
+
+def _whitened(growth_per_task: float = 0.026, view: View = "validation", l1: float = 1e-4, l2: float = 1e-4) -> Halrp:
+    plain = Halrp.budget(growth_per_task=growth_per_task, view=view, l1=l1, l2=l2)
+    return replace(plain, decompose=Whitened())
+
+
 METHODS: dict[str, Known] = {
     "halrp-budget": Known(Halrp.budget, "HALRP, ranks chosen under a hard limit before fine-tuning (the default)"),
     "halrp-official": Known(Halrp.official, "HALRP as its authors released it, pruning of learned tasks included"),
     "halrp-paper": Known(Halrp.paper, "HALRP by the paper's equations"),
     "lrp": Known(_lrp, "ablation: the same rank in every layer, no importance"),
     "random-lrp": Known(_random_lrp, "ablation: HALRP's ranks, random factors instead of the SVD's"),
+    "scales": Known(_scales, "ablation: scales, biases, norms and a head per task, no component at all"),
+    "halrp-whitened": Known(_whitened, "ablation: halrp-budget with residuals taken apart in the metric of curvature"),
     "stl": Known(Separate, "single-task learning: a network of its own for every task"),
     "mtl": Known(Joint, "multi-task learning: all tasks at once, one body and a head per task"),
     "finetune": Known(FineTune, "one network trained on and on: the floor"),

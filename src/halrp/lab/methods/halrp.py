@@ -18,7 +18,6 @@ from halrp.lab.streams import Task
 from halrp.prune import Prune
 from halrp.store import Store
 
-
 SHOWN = 40
 """How many components of a weight a record tells of."""
 
@@ -93,7 +92,8 @@ class HalrpMethod(Method):
         if name in learner.scores:
             found["importance"] = {n: float(f"{bought.importance:.4g}") for n, bought in delta.bought.items()}
             found["scores"] = {
-                n: [float(f"{one:.3g}") for one in scores[:SHOWN].tolist()] for n, scores in learner.scores[name].items()
+                n: [float(f"{score:.3g}") for score in scores[:SHOWN].tolist()]
+                for n, scores in learner.scores[name].items()
             }
         return found
 
