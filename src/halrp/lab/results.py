@@ -65,7 +65,8 @@ def summary(records: Iterable[Record], others: Iterable[Record] | None = None) -
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in chosen:
         groups.setdefault(run.kind, []).append(run)
-    return [_row_of_group(group, known) for group in groups.values()]
+    units = _units(known)
+    return [_row_of_group(group, known, units) for group in groups.values()]
 
 
 def plain(table: Table) -> list[dict[str, Any]]:
@@ -206,7 +207,7 @@ def _later_bytes(run: Run) -> float:
 # ---- many runs ----------------------------------------------------------------------------------------------------
 
 
-def _row_of_group(group: list[Run], known: list[Run]) -> Row:
+def _row_of_group(group: list[Run], known: list[Run], units: Mapping[tuple[Any, ...], float]) -> Row:
     orders = list(dict.fromkeys(run.order for run in group))
     seeds = sorted({run.seed for run in group})
     rows = [_measures(run, known) for run in group]
@@ -220,7 +221,7 @@ def _row_of_group(group: list[Run], known: list[Run]) -> Row:
     row |= _accuracy(group, orders, rows, every)
     row |= {"bwt": _mean("bwt", rows)} | _disparity(group, orders, known, every)
     row |= {name: _mean(name, rows) for name in (*(f"growth_{size}" for size in SIZES), "later_bytes", "seconds")}
-    return row | _times(group, known) | {"peak_bytes": _highest("peak_bytes", rows)}
+    return row | _times(group, units) | {"peak_bytes": _highest("peak_bytes", rows)}
 
 
 def _every_order(group: list[Run], orders: list[str]) -> bool:
@@ -308,17 +309,27 @@ def _by_order(group: list[Run], orders: list[str]) -> NDArray[np.float64]:
     return np.stack(p)
 
 
-def _times(group: list[Run], known: list[Run]) -> Row:
+def _machine(run: Run) -> tuple[Any, ...]:
+    """What has to be equal for times to be compared."""
+    return run.stream, run.backbone, text(run.network), run.fraction, run.epochs, run.machine
+
+
+def _units(known: list[Run]) -> dict[tuple[Any, ...], float]:
+    """The seconds of the first task of `stl`, by what has to be equal."""
+    found: dict[tuple[Any, ...], list[float]] = {}
+    for run in known:
+        if run.method == "stl" and (seconds := run.number(0, "seconds")):
+            found.setdefault(_machine(run), []).append(seconds)
+    return {machine: metrics.mean(seconds) for machine, seconds in found.items()}
+
+
+def _times(group: list[Run], units: Mapping[tuple[Any, ...], float]) -> Row:
     """Seconds of all tasks and of a later one, as multiples of those of the first task of `stl` on the same machine."""
 
-    def here(run: Run) -> tuple[Any, ...]:
-        return run.stream, run.backbone, run.network, run.fraction, run.epochs, run.machine
-
     def ratios(run: Run) -> metrics.Times:
-        seconds = [s for r in known if r.method == "stl" and here(r) == here(run) and (s := r.number(0, "seconds"))]
-        if not seconds:
+        if _machine(run) not in units:
             raise UndefinedMetric("no record of stl with as many epochs from such a machine says how long a task took")
-        return metrics.time_ratios(_column(run, "seconds", "how long tasks took"), metrics.mean(seconds))
+        return metrics.time_ratios(_column(run, "seconds", "how long tasks took"), units[_machine(run)])
 
     def later(run: Run) -> float:
         if run.tasks < 2:
