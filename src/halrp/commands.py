@@ -29,6 +29,8 @@ from halrp.errors import HalrpError, SettingError
 from halrp.explain import explain
 from halrp.lab import commands as lab_commands
 from halrp.lab.data_commands import app as data_app
+from halrp.lab.report.command import report
+from halrp.lab.report.tables_command import tables
 from halrp.lab.results_commands import results
 from halrp.learner import Learner
 from halrp.summary import summary
@@ -72,6 +74,8 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 lab_commands.add_to(app)
 app.command("results")(results)
+app.command("report")(report)
+app.command("tables")(tables)
 
 Model: TypeAlias = Annotated[
     str, typer.Argument(metavar="MODEL", help="package.module:callable that returns an nn.Module", show_default=False)

@@ -73,7 +73,7 @@ def results(
     places = paths or [Path("results")]
     found = made.load(places)
     if not found.records:
-        _print_left_out(found.problems, aside=True)
+        print_left_out(found.problems, aside=True)
         where = ", ".join(map(str, places))
         raise SettingError(f"no finished record in {where} ({len(found.problems)} files were left out)")
     chosen = _chosen(found.records, method, stream, fraction, order)
@@ -89,7 +89,7 @@ def results(
         _print(table, RUNS if each else SUMMARY)
     if len(chosen) < len(found.records):
         typer.echo(f"\nShown are {len(chosen)} of {len(found.records)} records, as asked for.", err=aside)
-    _print_left_out(found.problems, aside)
+    print_left_out(found.problems, aside)
     for place in written:
         typer.echo(f"\nwrote {place}: {len(table)} rows", err=aside)
 
@@ -187,7 +187,7 @@ def _reasons(table: Table, columns: tuple[Column, ...]) -> list[str]:
     return [f"{NOTHING} {', '.join(titles)}{who}: {reason}" for (reason, who), titles in lines.items()]
 
 
-def _print_left_out(problems: Sequence[Problem], aside: bool) -> None:
+def print_left_out(problems: Sequence[Problem], aside: bool) -> None:
     """Say which files no table uses, and why."""
     for kind, title in KINDS.items():
         some = [problem for problem in problems if problem.kind == kind]

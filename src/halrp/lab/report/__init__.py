@@ -1,0 +1,1 @@
+"""Records → one self-contained page, and the same tables and figures as files."""

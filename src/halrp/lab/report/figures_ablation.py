@@ -1,0 +1,263 @@
+"""Figures of ablations: what comes of changing one setting, or two, with all else equal. They are found in the records.
+
+Groups of a method at a place are compared on the orders and seeds that all of them were run with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from halrp.lab import metrics
+from halrp.lab.metrics import UndefinedMetric
+from halrp.lab.recorded import text
+from halrp.lab.report import paper
+from halrp.lab.report.grouped import Group, Grouped, Measured, Place, any_known, figure_of, is_number, rounded
+from halrp.lab.report.paper import Ablated
+from halrp.lab.report.parts import Axis, Chart, Drawing, Field, Figure, Series
+
+FEWEST = 3
+"""Values that a setting has to have to be shown."""
+FILLED = 2 / 3
+"""The share of a grid of two settings that has to be there."""
+WIDE = 30
+"""How far apart values have to be, as a ratio, for a logarithmic axis."""
+PARTS = ("halrp-official", "lrp", "random-lrp")
+SHARED = " All values are compared on the same orders and seeds."
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A group, with those of its runs that are compared."""
+
+    group: Group
+    runs: tuple[Measured, ...]
+
+    def accuracy(self) -> tuple[float | None, float | None]:
+        """The mean final accuracy on test data in %, and its standard error."""
+        return _mean([_number(one.row["accuracy"]) for one in self.runs])
+
+    def validation(self) -> float | None:
+        """The mean final accuracy on validation data in %; None if a record does not say."""
+        finals = [one.run.rows[-1].get("val") or [None] for one in self.runs]
+        return _mean([100 * float(np.mean(final)) if all(map(is_number, final)) else None for final in finals])[0]
+
+
+def figures(grouped: Grouped) -> tuple[Figure, ...]:
+    """All ablations for which there are records."""
+    found = (numbers(grouped), names(grouped), grids(grouped), parts(grouped))
+    return tuple(figure for figure in found if figure is not None)
+
+
+def numbers(grouped: Grouped) -> Figure | None:
+    """Accuracy against one setting that is a number."""
+    drawings: dict[str, Drawing] = {}
+    for place, label, key, groups in _single(grouped):
+        compared = _compared([group for group in groups if is_number(group.values.get(key))])
+        if _count(compared, key) >= FEWEST:
+            ordered = sorted(compared, key=lambda one: float(one.group.values[key]))
+            x = tuple(float(f"{one.group.values[key]:.6g}") for one in ordered)
+            log = x[0] > 0 and x[-1] / x[0] >= WIDE
+            axes = Axis(key, log=log), Axis("average accuracy in %")
+            if series := _test_and_validation(ordered, x):
+                drawings[label] = Chart("lines", *axes, (*series, *_printed_values(place, key, ordered[0].group)))
+    return figure_of(
+        "ablation-numbers",
+        "One setting, a number",
+        "The average accuracy at the end of the stream with different values of one setting and all else equal; "
+        "dashed is the accuracy on validation data, by which a setting may be chosen. Where the paper "
+        "prints an ablation, it stands beside ours." + SHARED,
+        drawings,
+    )
+
+
+def names(grouped: Grouped) -> Figure | None:
+    """Accuracy for every value of one setting that is not a number."""
+    drawings: dict[str, Drawing] = {}
+    for _, label, key, groups in _single(grouped):
+        known = [group for group in groups if key in group.values]
+        if len({_value(group, key) for group in known if is_number(group.values[key])}) >= FEWEST:
+            continue  # shown as a line
+        compared = _compared(known)
+        if _count(compared, key) >= FEWEST:
+            axes = Axis(key), Axis("average accuracy in %", zero=True)
+            if series := _test_and_validation(compared, tuple(_value(one.group, key) for one in compared)):
+                drawings[label] = Chart("bars", *axes, series)
+    return figure_of(
+        "ablation-names",
+        "One setting, a choice",
+        "The average accuracy at the end of the stream for every choice of one setting, with all else equal; dashed "
+        "is the accuracy on validation data." + SHARED,
+        drawings,
+    )
+
+
+def grids(grouped: Grouped) -> Figure | None:
+    """Accuracy over two settings."""
+    drawings: dict[str, Drawing] = {}
+    for _, label, keys, groups in _alike(grouped, 2):
+        compared = _compared([group for group in groups if all(key in group.values for key in keys)])
+        sides = [_sorted({_value(one.group, key): one.group.values[key] for one in compared}) for key in keys]
+        if min(map(len, sides)) < 2 or max(map(len, sides)) < FEWEST:
+            continue
+        found = {tuple(_value(one.group, key) for key in keys): one.accuracy()[0] for one in compared}
+        if len(found) >= FILLED * len(sides[0]) * len(sides[1]) and any_known(found.values()):
+            values = tuple(rounded(found.get((row, column)) for column in sides[1]) for row in sides[0])
+            axes = Axis(keys[1]), Axis(keys[0])
+            drawings[label] = Field(*axes, sides[1], sides[0], values, "average accuracy in %")
+    return figure_of(
+        "ablation-grids",
+        "Two settings",
+        "The average accuracy at the end of the stream over two settings, with all else equal." + SHARED,
+        drawings,
+    )
+
+
+def parts(grouped: Grouped) -> Figure | None:
+    """HALRP as released beside LRP and Random LRP, each of which leaves out one of its parts."""
+    drawings: dict[str, Drawing] = {}
+    for place in grouped.places:
+        compared = _compared([group for group in place.main if group.method in PARTS])
+        found = {one.group.method for one in compared}
+        if PARTS[0] not in found or len(found) < 2:
+            continue
+        x = tuple(one.group.name for one in compared)
+        series = _test_and_validation(compared, x, validation=False)
+        if series:
+            beside = rounded(_printed_part(place, one.group) for one in compared)
+            both = (*series, Series("paper", x, beside, dashed=True)) if any_known(beside) else series
+            axes = Axis("method"), Axis("average accuracy in %", zero=True)
+            drawings[place.label] = Chart("bars", *axes, both)
+    return figure_of(
+        "ablation-parts",
+        "Without importance, without the SVD",
+        "LRP gives every layer the same rank, Random LRP begins with random factors; all else is as in halrp-official. "
+        "Dashed is what the paper says." + SHARED,
+        drawings,
+    )
+
+
+def _single(grouped: Grouped) -> Iterator[tuple[Place, str, str, list[Group]]]:
+    for place, label, keys, groups in _alike(grouped, 1):
+        yield place, label, keys[0], groups
+
+
+def _alike(grouped: Grouped, free: int) -> Iterator[tuple[Place, str, tuple[str, ...], list[Group]]]:
+    """Groups of a method at a place that differ in so many settings and in nothing else, with a label and these."""
+    for place in grouped.places:
+        by_method: dict[tuple[str, bool], list[Group]] = {}
+        for group in place.groups:
+            by_method.setdefault((group.method, group.shows_first), []).append(group)
+        for (method, first), groups in by_method.items():
+            if len(groups) < FEWEST:
+                continue
+            told = sorted({key for group in groups for key in group.values})
+            varied = [key for key in told if len({_value(group, key) for group in groups}) > 1]
+            for keys in combinations(varied, free):
+                buckets: dict[str, list[Group]] = {}
+                for group in groups:
+                    rest = {key: group.values[key] for key in varied if key not in keys and key in group.values}
+                    buckets.setdefault(text(rest), []).append(group)
+                for bucket in buckets.values():
+                    if len(bucket) >= FEWEST:
+                        label = f"{place.label} · {method} · {' × '.join(keys)}" + " · orders first-K" * first
+                        changed = _changed(bucket[0], set(varied).difference(keys))
+                        yield place, label + (f" ({changed})" if len(buckets) > 1 else ""), keys, bucket
+
+
+def _changed(group: Group, keys: Iterable[str]) -> str:
+    """Those of some settings that are not the defaults of today."""
+    given = {**group.runs[0].run.recipe, **group.runs[0].run.settings}
+    return text({key: given[key] for key in keys if key in given}) or "all else as usual"
+
+
+def _compared(groups: Sequence[Group]) -> tuple[Compared, ...]:
+    """As many groups as possible that share an order and seed, with all their runs of orders and seeds they share."""
+    having: dict[tuple[str, int], set[int]] = {}
+    for i, group in enumerate(groups):
+        for one in group.runs:
+            having.setdefault(one.pair, set()).add(i)
+    if not having:
+        return ()
+    chosen = max(having.values(), key=len)
+    pairs = {pair for pair, members in having.items() if members >= chosen}
+    return tuple(Compared(groups[i], tuple(one for one in groups[i].runs if one.pair in pairs)) for i in sorted(chosen))
+
+
+def _count(compared: Iterable[Compared], key: str) -> int:
+    return len({_value(one.group, key) for one in compared})
+
+
+def _test_and_validation(
+    compared: Sequence[Compared], x: tuple[Any, ...], validation: bool = True
+) -> tuple[Series, ...]:
+    """The series of a chart, none if no accuracy is known."""
+    y, error = zip(*(one.accuracy() for one in compared), strict=True)
+    notes = tuple(f"{len(one.runs)} run{'s' * (len(one.runs) > 1)}" for one in compared)
+    method = compared[0].group.method if validation else ""
+    series = [Series("test", x, rounded(y), rounded(error), notes, method)]
+    if validation:
+        series.append(Series("validation", x, rounded(one.validation() for one in compared), (), notes, method, True))
+    return tuple(one for one in series if any_known(one.y))
+
+
+def _ablated(place: Place, method: str) -> list[Ablated]:
+    """The rows of the paper's ablation, which is on all data, that may stand beside a method of ours at a place."""
+    if not place.whole or place.run.fraction != 1:
+        return []
+    here = place.run.stream, place.run.backbone
+    return [row for row in paper.ablation() if (row.stream, row.backbone) == here and method in row.ours]
+
+
+def _printed_values(place: Place, key: str, group: Group) -> tuple[Series, ...]:
+    """The paper's ablation of one setting, where the other is that of a group."""
+    rows = _ablated(place, group.method)
+    if key == "rate":
+        found = {row.alpha: row for row in rows if row.n_r == group.values.get("warm_up")}
+    elif key == "warm_up":
+        found = {row.n_r: row for row in rows if row.alpha == group.values.get("rate")}
+    else:
+        return ()
+    known = sorted(((x, row) for x, row in found.items() if x is not None), key=lambda one: one[0])
+    if not known:
+        return ()
+    x, y, error = zip(*((x, row.accuracy, row.std) for x, row in known), strict=True)
+    return (Series("paper", x, rounded(y), rounded(error), dashed=True),)
+
+
+def _printed_part(place: Place, group: Group) -> float | None:
+    """What the paper prints for HALRP, or for one of its ablations."""
+    if (printed := place.printed(group.method)) is not None:
+        return printed.accuracy
+    return next((row.accuracy for row in _ablated(place, group.method) if row.alpha is None), None)
+
+
+def _mean(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    known = [value for value in values if value is not None]
+    try:
+        if len(known) < len(values):
+            return None, None
+        return metrics.mean(known), metrics.standard_error(known) if len(known) > 1 else None
+    except UndefinedMetric:
+        return None, None
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def _value(group: Group, key: str) -> str:
+    """A setting of a group as a text that is equal when the values are."""
+    if key not in group.values:
+        return "unknown"
+    value = group.values[key]
+    return "none" if value is None else text({"": float(value) if is_number(value) else value}).removeprefix("=")
+
+
+def _sorted(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Texts of values: numbers first, by size, then the others as they came."""
+    return tuple(sorted(values, key=lambda one: (0, float(values[one])) if is_number(values[one]) else (1, 0.0)))

@@ -1,0 +1,90 @@
+"""Figures of time and memory over the stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from halrp.lab import metrics
+from halrp.lab.metrics import UndefinedMetric
+from halrp.lab.recorded import Run, text
+from halrp.lab.report.grouped import MAIN, Array, Group, Grouped, Measured, Place, any_known, figure_of, rounded
+from halrp.lab.report.parts import Axis, Chart, Drawing, Figure, Series
+
+
+def figures(grouped: Grouped) -> tuple[Figure, ...]:
+    """All figures of time and memory for which there are records."""
+    found = (time(grouped), memory(grouped))
+    return tuple(figure for figure in found if figure is not None)
+
+
+def time(grouped: Grouped) -> Figure | None:
+    """Seconds of each task and of all tasks so far, as multiples of those of the first task of `stl`."""
+    references = _references(grouped)
+
+    def ratios(one: Measured, cumulative: bool) -> Array:
+        try:
+            times = metrics.time_ratios(one.column("seconds"), references.get(_here(one.run), np.nan))
+        except UndefinedMetric:
+            return np.full(one.run.tasks, np.nan)
+        return np.array(times.cumulative if cumulative else times.per_task)
+
+    drawings: dict[str, Drawing] = {}
+    for place in grouped.places:
+        for cumulative, title in ((False, "each task"), (True, "all tasks so far")):
+            y = f"time of {title}, in first tasks of stl"
+            series = _lines(place, lambda group, c=cumulative: group.mean(ratios(one, c) for one in group.runs))  # type: ignore[misc]
+            if series:
+                drawings[f"{place.label} · {title}"] = Chart("lines", Axis("task"), Axis(y, zero=True), series)
+    return figure_of(
+        "time",
+        "Time over the stream",
+        "The seconds that learning took, divided by those in which `stl` learns its first task with as many epochs on "
+        "such a machine; a mean over orders and seeds. Methods that learn all tasks at once spend it all at the end."
+        + MAIN,
+        drawings,
+    )
+
+
+def memory(grouped: Grouped) -> Figure | None:
+    """The most memory that was in use while each task was learned."""
+    drawings: dict[str, Drawing] = {}
+    for place in grouped.places:
+        series = _lines(place, lambda group: np.max([one.column("peak_bytes") / 1e6 for one in group.runs], axis=0), 1)
+        if series:
+            axes = Axis("task"), Axis("peak of memory in MB", zero=True)
+            drawings[place.label] = Chart("lines", *axes, series)
+    return figure_of(
+        "memory",
+        "Peak of memory over the stream",
+        "The most memory, in millions of bytes, that was in use while each task was learned: the highest of all "
+        "orders and seeds. On a CPU it is that of the whole process, program and data included." + MAIN,
+        drawings,
+    )
+
+
+def _lines(place: Place, find: Callable[[Group], Array], digits: int = 3) -> tuple[Series, ...]:
+    """A line over positions for each group that has one."""
+    found = []
+    for group in place.main:
+        y = rounded(find(group), digits)
+        if any_known(y):
+            notes = (group.repeats,) * len(y)
+            found.append(Series(group.name, place.positions, y, notes=notes, method=group.method))
+    return tuple(found)
+
+
+def _here(run: Run) -> tuple[Any, ...]:
+    """What runs have to share for their seconds to be compared."""
+    return run.stream, run.backbone, text(run.network), run.fraction, run.epochs, run.machine
+
+
+def _references(grouped: Grouped) -> dict[tuple[Any, ...], float]:
+    """The mean seconds of the first task of `stl`."""
+    found: dict[tuple[Any, ...], list[float]] = {}
+    for _, group, one in grouped.each():
+        if group.method == "stl" and (seconds := one.run.number(0, "seconds")):
+            found.setdefault(_here(one.run), []).append(seconds)
+    return {here: metrics.mean(seconds) for here, seconds in found.items()}

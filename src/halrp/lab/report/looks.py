@@ -1,0 +1,143 @@
+"""Colours, marks and line styles of what is drawn, the same on the page and in files."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from halrp.lab.report.parts import Chart, Field, Value
+
+METHODS: Final = {
+    "halrp-budget": ("#e0342b", "circle"),
+    "halrp-official": ("#f07f13", "square"),
+    "halrp-paper": ("#b8246f", "diamond"),
+    "halrp-whitened": ("#ee6a84", "triangle-up"),
+    "lrp": ("#c77d5e", "cross"),
+    "random-lrp": ("#8f4a34", "x"),
+    "scales": ("#8a7a2e", "triangle-down"),
+    "stl": ("#7b828b", "star"),
+    "mtl": ("#3d55d1", "square"),
+    "finetune": ("#a3a03c", "diamond"),
+    "l2": ("#77b23f", "x"),
+    "ewc": ("#2b8a3e", "square"),
+    "bn": ("#19a7a1", "circle"),
+    "be": ("#0b7285", "triangle-down"),
+    "apd": ("#2a83d4", "x"),
+    "apdfix": ("#69b1e6", "diamond"),
+    "ibpwf": ("#8560d6", "cross"),
+    "gpm": ("#cf5fc4", "triangle-down"),
+    "wsn": ("#4fbf8b", "square"),
+    "bmkp": ("#c69a12", "star"),
+    "clr": ("#6a8ba3", "cross"),
+    "prd": ("#87408f", "triangle-up"),
+    "iru": ("#ad92de", "triangle-up"),
+}
+"""A colour and a mark for each method. All colours can be seen on white and on the dark page; methods of like colours,
+also to those who see no green, have other marks."""
+COLOURS: Final = {method: colour for method, (colour, _) in METHODS.items()}
+OTHERS: Final = (
+    "#2a83d4",
+    "#f07f13",
+    "#2b8a3e",
+    "#8560d6",
+    "#c69a12",
+    "#b8246f",
+    "#19a7a1",
+    "#8f4a34",
+    "#69b1e6",
+    "#77b23f",
+)
+"""For series that belong to no method, and for methods that are not known."""
+BESIDE: Final = ("#7b828b", "#8560d6", "#c69a12", "#0b7285")
+"""For what belongs to no method and is held beside our runs."""
+SYMBOLS: Final = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down", "star")
+DASHES: Final = ("solid", "dot", "dashdot", "longdashdot")
+"""Lines of a method that a chart has several times. What is held beside our runs is drawn as "dash"."""
+
+RISING: Final = ("#2d2353", "#3b4a8c", "#2f7396", "#2b9a93", "#5bbf79", "#b4d94e", "#f7e948")
+"""From low to high, by lightness alone too."""
+AROUND: Final = ("#2b5ea7", "#7fa8d6", "#eef0f2", "#eaa27b", "#b8442b")
+"""From below zero to above it."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one series is drawn."""
+
+    colour: str
+    symbol: str
+    dash: str
+
+    @property
+    def beside(self) -> bool:
+        """Whether it is held beside our runs, and drawn with open marks and a dashed line."""
+        return self.dash == "dash"
+
+
+def colour_of(method: str) -> str:
+    """The colour of a method; one that is not known has always the same of the others."""
+    return COLOURS.get(method) or OTHERS[zlib.crc32(method.encode("utf-8", "replace")) % len(OTHERS)]
+
+
+def symbol_of(method: str) -> str:
+    """The mark of a method, so that methods of like colours can be told apart."""
+    known = METHODS.get(method)
+    return known[1] if known else SYMBOLS[zlib.crc32(method.encode("utf-8", "replace")) % len(SYMBOLS)]
+
+
+def looks(chart: Chart) -> tuple[Look, ...]:
+    """The look of each series of a chart."""
+    seen: dict[tuple[str, bool], int] = {}
+    found = []
+    for series in chart.series:
+        kind = series.method, series.dashed
+        place = seen[kind] = seen.get(kind, -1) + 1
+        dash = "dash" if series.dashed else DASHES[place % len(DASHES)] if series.method else "solid"
+        if series.method:
+            shift = SYMBOLS.index(symbol_of(series.method)) + place
+            found.append(Look(colour_of(series.method), SYMBOLS[shift % len(SYMBOLS)], dash))
+        else:
+            colours = BESIDE if series.dashed else OTHERS
+            found.append(Look(colours[place % len(colours)], SYMBOLS[place % len(SYMBOLS)], dash))
+    return tuple(found)
+
+
+def colours_along(chart: Chart) -> dict[str, str]:
+    """The colours of bars that stand above names of methods, by name; empty if series are told apart by colour."""
+    told = [series for series in chart.series if not series.dashed]
+    if chart.kind != "bars" or len(told) != 1 or any(series.method for series in chart.series):
+        return {}
+    methods = {name: name.partition(" (")[0] for name in names_along(chart)}
+    known = {name: colour_of(method) for name, method in methods.items() if method in COLOURS}
+    return known if len(known) == len(methods) else {}
+
+
+def scale(field: Field) -> tuple[tuple[str, ...], tuple[float, float] | None]:
+    """The colours of a field from low to high, and its limits where zero has to lie in their middle."""
+    values = [value for row in field.values for value in row if value is not None]
+    if values and min(values) < 0:
+        limit = max(map(abs, values))
+        return AROUND, (-limit, limit)
+    return RISING, None
+
+
+def named(values: Iterable[Value]) -> bool:
+    """Whether values along an axis are names rather than numbers."""
+    return any(isinstance(value, str) for value in values)
+
+
+def names_along(chart: Chart) -> tuple[str, ...]:
+    """The names along the x axis, as they come, if it has names."""
+    values = [value for series in chart.series for value in series.x if value is not None]
+    return tuple(dict.fromkeys(map(str, values))) if named(values) else ()
+
+
+def whole_steps(chart: Chart) -> bool:
+    """Whether the x axis counts something, with so few steps that each can be named."""
+    values: Sequence[Value] = [value for series in chart.series for value in series.x if value is not None]
+    numbers = [value for value in values if isinstance(value, (int, float))]
+    if not numbers or len(numbers) < len(values) or chart.x.log:
+        return False
+    return all(value == int(value) for value in numbers) and max(numbers) - min(numbers) <= 20

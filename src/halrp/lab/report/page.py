@@ -1,0 +1,219 @@
+"""Parts as one page: an HTML file with all its data and code in it, which asks nothing of any network.
+
+Texts may come from records of strangers. Those in the HTML are escaped, those in the data are put into elements as
+text, and the browser is told to run the two scripts of the page by their checksums and no others.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib import resources
+from typing import Any
+
+from halrp.lab.report.parts import Figure, Section, Table, Value
+from halrp.lab.report.plots import plot
+
+LISTED = 200
+"""How many files of a kind are listed by name."""
+KINDS = {
+    "damaged": ("Damaged", "They could not be read as records."),
+    "unfinished": ("Unfinished", "Their runs were stopped; halrp resume goes on with them."),
+    "duplicate": ("Repeated", "A newer record of the same cell is there, and counts."),
+    "other": ("Something else", "JSON that is no record of a run."),
+}
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A file that the page does not use."""
+
+    file: str
+    kind: str
+    """One of damaged, unfinished, duplicate and other."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class MadeFrom:
+    """What a page was made from."""
+
+    records: int
+    folders: tuple[str, ...]
+    facts: tuple[tuple[str, str], ...] = ()
+    """What the records say about where they come from, such as ("commit", "558233dee820")."""
+
+
+def page(title: str, sections: Sequence[Section], left_out: Sequence[LeftOut], made_from: MadeFrom) -> str:
+    """The page as HTML; the same parts give the same text."""
+    from plotly.offline import get_plotlyjs
+
+    library, program = get_plotlyjs(), _own("page.js")
+    scripts = " ".join(f"'sha256-{_checksum(text)}'" for text in (library, program))
+    rules = f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:"
+    data = {section.key: [_part(part) for part in section.parts] for section in sections}
+    out = [
+        "<!DOCTYPE html>",
+        '<html lang="en">',
+        "<head>",
+        '<meta charset="utf-8">',
+        f"<meta http-equiv=\"Content-Security-Policy\" content=\"{rules}; base-uri 'none'; form-action 'none'\">",
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<meta name="color-scheme" content="light dark">',
+        f"<title>{escape(title)}</title>",
+        f"<style>\n{_own('page.css')}</style>",
+        "</head>",
+        "<body>",
+        '<a class="skip" href="#content">Skip to the content</a>',
+        _header(title, made_from),
+        '<div class="frame">',
+        _contents(sections, left_out),
+        '<main id="content">',
+        "<noscript><p>The scripts of this page draw its tables and figures; they are switched off.</p></noscript>",
+        *(_section(section) for section in sections),
+        _left_out(left_out),
+        "</main>",
+        "</div>",
+        f'<script type="application/json" id="data">{_embedded(data)}</script>',
+        f"<script>{library}</script>",
+        f"<script>{program}</script>",
+        "</body>",
+        "</html>",
+    ]
+    # A lone half of a character pair, which JSON allows, is no text that could be saved.
+    return "\n".join(out).encode("utf-8", "replace").decode() + "\n"
+
+
+# ---- the data -----------------------------------------------------------------------------------------------------
+
+
+def _part(part: Table | Figure) -> dict[str, Any]:
+    if isinstance(part, Figure):
+        return {
+            "labels": list(part.drawings),
+            "plots": [plot(drawing) for drawing in part.drawings.values()],
+            "title": part.title,
+        }
+    keys = [column.key for column in part.columns]
+    columns = [
+        {"key": c.key, "title": c.title, "digits": c.digits, "signed": c.signed, "about": c.about, "filters": c.filters}
+        for c in part.columns
+    ]
+    rows = [[_value(row.get(key)) for key in keys] for row in part.rows]
+    return {"title": part.title, "columns": columns, "rows": rows, "marks": list(part.marks)}
+
+
+def _value(value: Value) -> Value:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _embedded(data: object) -> str:
+    """JSON inside a script element: it has no character that could end the element."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+# ---- the frame ----------------------------------------------------------------------------------------------------
+
+
+def _header(title: str, made_from: MadeFrom) -> str:
+    count = f"{made_from.records:,} record{'' if made_from.records == 1 else 's'}"
+    where = _listed(f"<code>{escape(folder)}</code>" for folder in made_from.folders)
+    facts = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in made_from.facts)
+    return (
+        f'<header class="top"><div class="line"><h1>{escape(title)}</h1>'
+        '<button type="button" id="theme" class="quiet" aria-label="Switch between light and dark" '
+        'title="Switch between light and dark"><span aria-hidden="true">◐</span></button></div>'
+        f'<p class="lead">Every number and figure on this page is computed from {count}, read from {where}.</p>'
+        + (f'<dl class="facts">{facts}</dl>' if facts else "")
+        + "</header>"
+    )
+
+
+def _listed(texts: Iterable[str]) -> str:
+    *most, last = [*texts] or ["nowhere"]
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _contents(sections: Sequence[Section], left_out: Sequence[LeftOut]) -> str:
+    lines = []
+    for section in sections:
+        parts = "".join(f'<li><a href="#{_id(section, part)}">{escape(part.title)}</a></li>' for part in section.parts)
+        inner = f"<ul>{parts}</ul>" if len(section.parts) > 1 else ""
+        lines.append(f'<li><a href="#{escape(section.key)}">{escape(section.title)}</a>{inner}</li>')
+    count = f' <span class="count">{len(left_out)}</span>' if left_out else ""
+    lines.append(f'<li><a href="#left-out">Left out</a>{count}</li>')
+    return (
+        f'<nav aria-label="Contents"><details open><summary>Contents</summary><ul>{"".join(lines)}</ul></details></nav>'
+    )
+
+
+def _id(section: Section, part: Table | Figure) -> str:
+    return escape(f"{section.key}-{part.key}")
+
+
+def _section(section: Section) -> str:
+    about = f'<p class="about">{_prose(section.about)}</p>' if section.about else ""
+    parts = "".join(_place(section, number, part) for number, part in enumerate(section.parts))
+    name = escape(section.key)
+    heading = f'<h2 id="{name}-title">{escape(section.title)}</h2>'
+    return f'<section id="{name}" aria-labelledby="{name}-title">{heading}{about}{parts}</section>'
+
+
+def _prose(text: str) -> str:
+    """A text in which `names` are set as such."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
+def _place(section: Section, number: int, part: Table | Figure) -> str:
+    """Where the script draws a part."""
+    kind, name = ("figure" if isinstance(part, Figure) else "table"), _id(section, part)
+    return (
+        f'<article class="part {kind}" id="{name}" data-section="{escape(section.key)}" data-part="{number}" '
+        f'data-key="{escape(part.key)}" aria-labelledby="{name}-title">'
+        f'<h3 id="{name}-title">{escape(part.title)}</h3><p class="about">{_prose(part.about)}</p></article>'
+    )
+
+
+def _left_out(left_out: Sequence[LeftOut]) -> str:
+    parts = []
+    for kind in dict.fromkeys([*KINDS, *(one.kind for one in left_out)]):
+        some = [one for one in left_out if one.kind == kind]
+        if not some:
+            continue
+        title, about = KINDS.get(kind, (kind, ""))
+        items = "".join(
+            f"<li><code>{escape(one.file)}</code> <span>{escape(' '.join(one.reason.split()))}</span></li>"
+            for one in some[:LISTED]
+        )
+        more = f"<p>And {len(some) - LISTED:,} more.</p>" if len(some) > LISTED else ""
+        parts.append(
+            f'<details class="files"{"" if kind == "other" else " open"}><summary>{escape(title)} '
+            f'<span class="count">{len(some)}</span></summary><p>{escape(about)}</p><ul>{items}</ul>{more}</details>'
+        )
+    about = (
+        "Files in the same folders that nothing above is computed from, and why."
+        if parts
+        else "Nothing: every file was used."
+    )
+    return (
+        '<section id="left-out" aria-labelledby="left-out-title"><h2 id="left-out-title">Left out</h2>'
+        f'<p class="about">{about}</p>{"".join(parts)}</section>'
+    )
+
+
+# ---- what belongs to the page -------------------------------------------------------------------------------------
+
+
+def _own(name: str) -> str:
+    return resources.files("halrp.lab.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _checksum(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,205 @@
+"""What the paper's tables say, under our names of benchmarks, backbones and methods.
+
+The numbers are those of `facts/paper_results.json`: accuracies, errors and disparities in %. A variant of a benchmark,
+such as `five@subset`, is another benchmark than the paper's, and nothing is found for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple, TypeAlias
+
+from halrp.lab.data import facts
+
+Place: TypeAlias = tuple[str, str, float]
+"""Where the paper prints results: stream, backbone, fraction."""
+
+NAMES = {
+    "stl": "STL",
+    "mtl": "MTL",
+    "l2": "L2",
+    "ewc": "EWC",
+    "bn": "BN",
+    "be": "BE",
+    "apd": "APD",
+    "apdfix": "APDfix",
+    "ibpwf": "IBPWF",
+    "gpm": "GPM",
+    "wsn": "WSN",
+    "bmkp": "BMKP",
+    "clr": "CLR",
+    "prd": "PRD",
+    "iru": "IRU",
+    "halrp-budget": "HALRP",
+    "halrp-official": "HALRP",
+    "halrp-paper": "HALRP",
+}
+"""What our methods are called in the paper's tables. Three of ours are held against HALRP."""
+
+STREAMS = {
+    "cifar100_split": "cifar100-split",
+    "cifar100_superclass": "cifar100-superclass",
+    "cifar100_20": "cifar100-20",
+    "pmnist": "pmnist",
+    "pmnist20": "pmnist-20",
+    "five_dataset": "five",
+    "omniglot_rotation": "omniglot-rotation",
+    "tinyimagenet_20": "tinyimagenet-20",
+    "tinyimagenet_40": "tinyimagenet-40",
+}
+BACKBONES = {
+    "LeNet": "lenet",
+    "extended LeNet": "lenet-large",
+    "AlexNet": "alexnet",
+    "ResNet18": "resnet18",
+    "MLP": "mlp",
+}
+ALIASES = {"Multitask": "MTL"}
+"""Methods with two names in the paper."""
+VARIANTS = {
+    "HALRP": ("halrp-official", "halrp-paper"),
+    "LRP (no importance estimation)": ("lrp",),
+    "Random LRP (random decomposition)": ("random-lrp",),
+}
+"""Which of our methods the rows of the paper's ablation are held against: those that have its settings."""
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A row of the paper's tables; None is what is not printed."""
+
+    stream: str
+    backbone: str
+    fraction: float
+    method: str
+    """As the paper calls it; `ours` are the names of our methods that it is held against."""
+    accuracy: float
+    std: float | None
+    """The number after ±, which the paper calls the standard error over five seeds."""
+    mopd: float | None
+    aopd: float | None
+    table: str
+    note: str = ""
+
+    @property
+    def ours(self) -> tuple[str, ...]:
+        """Our methods that are held against this row."""
+        return tuple(name for name, theirs in NAMES.items() if theirs == self.method)
+
+    @property
+    def place(self) -> Place:
+        """Where it is printed."""
+        return self.stream, self.backbone, self.fraction
+
+
+@dataclass(frozen=True)
+class Ablated:
+    """A row of the paper's ablation: `alpha` is the rate, `n_r` the epochs of warm-up, `size` the growth."""
+
+    stream: str
+    backbone: str
+    variant: str
+    ours: tuple[str, ...]
+    alpha: float | None
+    n_r: int | None
+    accuracy: float
+    std: float
+    size: float
+
+
+class Schedule(NamedTuple):
+    """How the paper trains on a benchmark."""
+
+    epochs: int
+    lr: float
+    batch: int
+
+
+@cache
+def printed() -> tuple[Printed, ...]:
+    """All results of the paper that have a benchmark and a method of ours, in its order; each is there once."""
+    everything = facts("paper_results")
+    found: dict[tuple[Place, str], Printed] = {}
+    for row in (*everything["records"], *everything["iru_table"]):
+        one = _printed(row)
+        found.setdefault((one.place, one.method), one)  # the paper prints some HALRP rows again beside IBPWF
+    return tuple(found.values())
+
+
+@cache
+def iru() -> tuple[Printed, ...]:
+    """The paper's comparison with incremental rank updates."""
+    return tuple(map(_printed, facts("paper_results")["iru_table"]))
+
+
+@cache
+def ablation() -> tuple[Ablated, ...]:
+    """The paper's ablation."""
+    return tuple(
+        Ablated(
+            stream=STREAMS[row["dataset"]],
+            backbone=BACKBONES[row["backbone"]],
+            variant=row["variant"],
+            ours=VARIANTS[row["variant"]],
+            alpha=row["alpha"],
+            n_r=row["n_r"],
+            accuracy=row["accuracy"],
+            std=row["std"],
+            size=row["relative_size"],
+        )
+        for row in facts("paper_results")["ablation_table"]
+    )
+
+
+@cache
+def places() -> tuple[Place, ...]:
+    """Where the paper prints results, in its order."""
+    return tuple(dict.fromkeys(one.place for one in printed()))
+
+
+def place_of(stream: str, backbone: str, fraction: float) -> Place:
+    """A place under which results are found; the fraction is rounded, so that 0.05 is found however it was computed."""
+    return stream, backbone, round(fraction, 6)
+
+
+def at(place: Place) -> tuple[Printed, ...]:
+    """What the paper prints at a place, in its order."""
+    return _by_place().get(place_of(*place), ())
+
+
+def lookup(stream: str, backbone: str, fraction: float, method: str) -> Printed | None:
+    """What the paper prints for a method of ours; None if it prints nothing that can be held against it."""
+    name = NAMES.get(method)
+    return next((one for one in at((stream, backbone, fraction)) if one.method == name), None)
+
+
+@cache
+def schedule(stream: str, backbone: str) -> Schedule | None:
+    """How the paper trains there; None if it does not say, as for the comparison with incremental rank updates."""
+    for name, row in facts("paper_results")["hyperparameters_table"]["settings"].items():
+        dataset, _, network = name.partition("/")
+        if (STREAMS[dataset], BACKBONES[network]) == (stream, backbone):
+            return Schedule(row["n_epochs"], row["lr"], row["batch_size"])
+    return None
+
+
+@cache
+def _by_place() -> dict[Place, tuple[Printed, ...]]:
+    return {place: tuple(one for one in printed() if one.place == place) for place in places()}
+
+
+def _printed(row: dict[str, Any]) -> Printed:
+    quoted = row.get("reported_in", "HALRP paper") != "HALRP paper"
+    return Printed(
+        stream=STREAMS[row["dataset"]],
+        backbone=BACKBONES[row["backbone"]],
+        fraction=row.get("data_fraction", 1.0),
+        method=ALIASES.get(row["method"], row["method"]),
+        accuracy=row["accuracy"],
+        std=row["std"],
+        mopd=row.get("mopd"),
+        aopd=row.get("aopd"),
+        table=row["table"],
+        note=f"quoted from the {row['reported_in']}" if quoted else row.get("note", ""),
+    )

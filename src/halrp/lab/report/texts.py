@@ -1,0 +1,122 @@
+"""A table as text: Markdown, CSV, LaTeX. The same table gives the same text.
+
+A column `x_error` beside a column `x` is its ±: Markdown and LaTeX show both in one cell. CSV has every column by its
+key, in full precision.
+"""
+
+from __future__ import annotations
+
+import csv as writing
+import io
+import re
+from collections.abc import Mapping
+
+from halrp.lab.report.parts import Column, Table, Value
+
+ERROR = "_error"
+NOTHING = "–"
+"""In place of a number that is not there."""
+LONG = 45
+"""From how many rows on a LaTeX table may go over several pages."""
+GROUPS = ("benchmark", "backbone", "data")
+"""Columns between whose values a LaTeX table leaves a little space."""
+LATEX = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}", "[": "{[}", "*": "{*}", "±": r"$\pm$", "−": "$-$", "–": "--", "—": "---", "×": r"$\times$",
+    "·": r"$\cdot$", "√": r"$\surd$", "²": "$^2$", "≤": r"$\leq$", "≥": r"$\geq$", "…": r"\ldots{}", "γ": r"$\gamma$",
+    "λ": r"$\lambda$", "α": r"$\alpha$", "\n": " ", "\r": " ",
+}  # fmt: skip
+
+
+def number(value: Value, column: Column) -> str:
+    """A value as the column shows it; empty for text that is not there, – for a number."""
+    if value is None:
+        return "" if column.digits is None else NOTHING
+    if isinstance(value, str) or column.digits is None:
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    text = f"{value:{'+' if column.signed else ''}.{column.digits}f}"
+    return text if re.search("[1-9a-z]", text) else text.lstrip("+-")
+
+
+def shown(table: Table) -> tuple[list[Column], list[list[str]]]:
+    """The columns that are shown, and the text of every cell, where numbers have their ± beside them."""
+    keys = {column.key: column for column in table.columns}
+    columns = [column for column in table.columns if not _is_error(column.key, keys)]
+    return columns, [[_cell(row, column, keys.get(column.key + ERROR)) for column in columns] for row in table.rows]
+
+
+def markdown(table: Table) -> str:
+    """The table in Markdown, its title above it and what it says about itself below."""
+    columns, rows = shown(table)
+    head = [_markdown(column.title) for column in columns]
+    rule = ["---" if column.digits is None else "---:" for column in columns]
+    cells = [[_markdown(cell) for cell in row] for row in rows]
+    if any(table.marks):
+        head, rule = [*head, "ours is"], [*rule, "---"]
+        cells = [[*row, mark] for row, mark in zip(cells, table.marks, strict=True)]
+    body = "\n".join("| " + " | ".join(row) + " |" for row in (head, rule, *cells))
+    return f"### {_markdown(table.title)}\n\n{body}\n\n{_markdown(table.about)}\n"
+
+
+def csv(table: Table) -> str:
+    """The table as CSV: columns by their keys, numbers in full precision, empty where there is no value."""
+    out = io.StringIO()
+    writer = writing.writer(out, lineterminator="\n")
+    marked = any(table.marks)
+    writer.writerow([*(column.key for column in table.columns), *(["mark"] if marked else [])])
+    for index, row in enumerate(table.rows):
+        writer.writerow([*(row.get(column.key) for column in table.columns), *(table.marks[index:][:marked])])
+    return out.getvalue()
+
+
+def latex(table: Table) -> str:
+    r"""The table for LaTeX with booktabs; one of many rows is a longtable, which \usepackage{longtable} provides."""
+    columns, rows = shown(table)
+    align = "".join("l" if column.digits is None else "r" for column in columns)
+    head = [" & ".join(_latex(column.title) for column in columns) + r" \\", r"\midrule"]
+    title = rf"\caption{{{_latex(table.title)}}}\label{{tab:{table.key}}}"
+    body, before = [], None
+    for row, cells in zip(table.rows, rows, strict=True):
+        group = [row.get(key) for key in GROUPS]
+        if before is not None and group != before:
+            body.append(r"\addlinespace")
+        before = group
+        body.append(" & ".join(_latex_cell(cell, column) for cell, column in zip(cells, columns, strict=True)) + r" \\")
+    about = f"% {' '.join(table.about.split())}"
+    if len(rows) < LONG:
+        begin = [r"\begin{table}", r"\centering", title, rf"\begin{{tabular}}{{{align}}}", r"\toprule", *head]
+        end = [r"\bottomrule", r"\end{tabular}", r"\end{table}"]
+    else:
+        begin = [rf"\begin{{longtable}}{{{align}}}", title + r" \\", r"\toprule", *head, r"\endfirsthead"]
+        begin += [r"\toprule", *head, r"\endhead", r"\bottomrule", r"\endlastfoot"]
+        end = [r"\end{longtable}"]
+    return "\n".join([about, *begin, *body, *end]) + "\n"
+
+
+def _is_error(key: str, keys: Mapping[str, Column]) -> bool:
+    return key.endswith(ERROR) and key.removesuffix(ERROR) in keys
+
+
+def _cell(row: Mapping[str, Value], column: Column, error: Column | None) -> str:
+    text = number(row.get(column.key), column)
+    if error is None or row.get(column.key) is None or row.get(error.key) is None:
+        return text
+    return f"{text} ± {number(row.get(error.key), error)}"
+
+
+def _markdown(text: str) -> str:
+    """Text that Markdown shows as it is; an underscore within a word needs no help."""
+    text = re.sub(r"([\\|`*<>\[\]~$&])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)
+
+
+def _latex(text: str) -> str:
+    return "".join(LATEX.get(character, character) for character in text)
+
+
+def _latex_cell(text: str, column: Column) -> str:
+    """A cell; signs of numbers are those of mathematics."""
+    if column.digits is not None and text[:1] in ("-", "+"):
+        return f"${text[0]}${_latex(text[1:])}"
+    return _latex(text)

@@ -1,0 +1,149 @@
+"""Figures of size, against values worked by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from halrp.lab.report import figures_size as built
+from halrp.lab.report.grouped import Grouped
+from tests.lab.made_records import made, older
+from tests.lab.report.made import joint, steady, with_facts
+from tests.lab.report.test_figures_accuracy import HERE, chart, field, grouped, series
+
+RUN = f"{HERE} · halrp-budget · order A · seed 0"
+
+
+def test_growth_is_beyond_the_single_task_model() -> None:
+    records = [
+        steady(0.5, bytes=[1000.0, 1100.0, 1250.0]),
+        steady(0.5, bytes=[1000.0, 1300.0, 1350.0], seed=1),
+        steady(0.5, method="stl", bytes=[1000.0, 2000.0, 3000.0]),
+        joint([0.5, 0.5, 0.5], size=1200.0),
+    ]
+    found = built.growth(grouped(*records))
+    label = f"{HERE} · bytes"
+    assert chart(found, label).y.log
+    assert series(found, "halrp-budget", label).x == (2, 3)
+    assert series(found, "halrp-budget", label).y == pytest.approx((20.0, 30.0))
+    assert series(found, "stl", label).y == pytest.approx((100.0, 200.0))
+    assert series(found, "mtl", label).y == pytest.approx((None, 20.0))
+    assert series(found, "mtl", f"{HERE} · parameters").y == pytest.approx((None, 20.0))
+
+
+def test_growth_by_the_papers_count_in_both_formats() -> None:
+    record = steady(0.5, bytes=[1000.0, 1100.0, 1250.0])
+    assert series(built.growth(grouped(record)), "halrp-budget", f"{HERE} · the paper's count").y == (10.0, 25.0)
+    old = older(record)
+    assert built.growth(grouped(old)) is not None
+    assert f"{HERE} · the paper's count" not in built.growth(grouped(old)).drawings  # type: ignore[union-attr]
+    parts = [{"base_parameters": 200.0, "paper_count_all": n} for n in (0.0, 20.0, 50.0)]
+    told = with_facts(old, *parts)
+    assert series(built.growth(grouped(told)), "halrp-budget", f"{HERE} · the paper's count").y == (10.0, 25.0)
+
+
+def test_a_joint_run_alone_has_no_growth() -> None:
+    assert built.growth(grouped(joint([0.5, 0.5]))) is None
+
+
+def test_one_task_does_not_grow() -> None:
+    single = grouped(steady(0.5, tasks=1))
+    assert built.growth(single) is None
+    assert built.frontier(single) is None
+
+
+def test_the_frontier_has_a_point_for_all_settings_of_a_method() -> None:
+    records = [
+        steady(0.6, bytes=[1000.0, 1100.0, 1300.0], settings={"growth_per_task": 0.2}),
+        steady(0.5, bytes=[1000.0, 1100.0, 1300.0], settings={"growth_per_task": 0.2}, order="B"),
+        steady(0.4, bytes=[1000.0, 1050.0, 1100.0], settings={"growth_per_task": 0.1}),
+        steady(0.7, method="stl", bytes=[1000.0, 2000.0, 3000.0]),
+        steady(0.3, method="be", bytes=[1000.0] * 3),
+        joint([0.5, 0.5, 0.5]),
+    ]
+    found = built.frontier(grouped(*records))
+    ours = series(found, "halrp-budget")
+    assert ours.x == (50, 150)
+    assert ours.y == (40.0, 55.0)
+    assert ours.error == (None, 5.0)
+    assert ours.notes == ("growth_per_task=0.1, 1 run", "growth_per_task=0.2, 2 runs")
+    assert series(found, "stl").x == (1000,)
+    assert {one.name for one in chart(found).series} == {"halrp-budget", "stl"}, "a zero has no place on a log axis"
+
+
+def test_the_frontier_leaves_out_orders_that_show_the_first_task_where_there_are_others() -> None:
+    records = [steady(0.5), steady(0.6, order="first-0")]
+    assert series(built.frontier(grouped(*records)), "halrp-budget").y == (50.0,)
+    assert series(built.frontier(grouped(records[1])), "halrp-budget").y == (60.0,)
+
+
+def test_ranks_by_layer_and_task() -> None:
+    record = with_facts(
+        steady(0.5),
+        {"ranks": {}, "view": ""},
+        {"ranks": {"b": 5}, "view": "full"},
+        {"ranks": {"a": 2, "b": 7}, "view": "mean"},
+    )
+    found = field(built.ranks(grouped(record, steady(0.5, method="stl"))), RUN)
+    assert found.rows == ("a", "b")
+    assert found.columns == ("1 task 0", "2 task 1 · full", "3 task 2 · mean")
+    assert found.values == ((None, 0, 2), (None, 5, 7))
+
+
+def test_one_view_is_not_told_and_methods_without_ranks_are_not_drawn() -> None:
+    facts = {"ranks": {"a": 2}, "view": "mean"}
+    figure = built.ranks(grouped(with_facts(steady(0.5, 2), facts, facts), steady(0.5, 2, method="stl")))
+    assert figure is not None
+    assert list(figure.drawings) == [RUN]
+    assert field(figure, RUN).columns == ("1 task 0", "2 task 1")
+    assert field(figure, RUN).values == ((2, 2),)
+    assert built.ranks(grouped(steady(0.5), with_facts(steady(0.5, 2), {"ranks": {}}, {"ranks": None}))) is None
+
+
+def test_importance_is_told_in_powers_of_ten_above_the_least() -> None:
+    record = with_facts(
+        steady(0.5), {}, {"importance": {"a": 0.02, "b": 2e-4}}, {"importance": {"a": 0.2, "b": 0.0, "c": "?"}}
+    )
+    found = field(built.importance(grouped(record)), RUN)
+    assert found.rows == ("a", "b")
+    assert found.values == ((None, 2.0, 3.0), (None, 0.0, None))
+
+
+def test_the_spectrum_is_cut_at_the_rank() -> None:
+    scores = {"a": [0.5, 0.25, 0.1234, 0.0], "b": [0.4, 0.3], "c": [0.2]}
+    record = with_facts(steady(0.5, 2), {}, {"scores": scores, "ranks": {"a": 2, "b": 90}})
+    label = f"{RUN} · task 2 task 1"
+    found = built.spectra(grouped(record))
+    assert chart(found, label).y.log
+    assert [one.name for one in chart(found, label).series] == ["a: kept", "a: cut", "b: kept", "c: cut"]
+    kept, cut = series(found, "a: kept", label), series(found, "a: cut", label)
+    assert (kept.x, kept.y, kept.dashed) == ((1, 2), (0.5, 0.25), False)
+    assert (cut.x, cut.y, cut.dashed) == ((3, 4), (0.123, None), True)
+    assert kept.method == cut.method
+    assert series(found, "b: kept", label).x == (1, 2)
+
+
+def test_spectra_are_those_of_three_tasks_of_one_run_of_each_group() -> None:
+    facts = {"scores": {"a": [0.5, 0.25]}, "ranks": {"a": 1}}
+    runs = [with_facts(steady(0.5, 6, order=order), {}, *[facts] * 5) for order in "AB"]
+    figure = built.spectra(grouped(*runs))
+    assert figure is not None
+    assert list(figure.drawings) == [f"{RUN} · task {i + 1} task {i}" for i in (1, 3, 5)]
+
+
+def test_there_is_a_bound_on_spectra_and_it_is_told() -> None:
+    facts = {"scores": {"a": [0.5]}, "ranks": {"a": 1}}
+    settings = [{"growth_per_task": 0.01 * (i + 1)} for i in range(built.SPECTRA + 5)]
+    figure = built.spectra(grouped(*(with_facts(steady(0.5, 1, settings=one), facts) for one in settings)))
+    assert figure is not None
+    assert len(figure.drawings) == built.SPECTRA
+    assert f"of {built.SPECTRA + 5} drawings the first {built.SPECTRA}" in figure.about
+
+
+@pytest.mark.parametrize("scores", [None, [], {"a": "?"}, {"a": [None]}, {"a": 0.5}, {"a": []}])
+def test_records_that_do_not_tell_scores_have_no_spectra(scores: object) -> None:
+    assert built.spectra(grouped(with_facts(steady(0.5, 1), {"scores": scores}))) is None
+
+
+def test_records_of_today_without_facts_have_sizes_alone() -> None:
+    runs = Grouped.of([made([[0.5], [0.5, 0.5]])])
+    assert [figure.key for figure in built.figures(runs)] == ["frontier", "growth"]

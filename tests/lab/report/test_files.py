@@ -1,0 +1,96 @@
+"""Drawings as files: kinds, colours, and the same bytes for the same drawing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import pytest
+
+from halrp.errors import SettingError
+from halrp.lab.report.files import draw, drawn
+from halrp.lab.report.looks import COLOURS
+from halrp.lab.report.parts import Axis, Chart, Drawing, Field, Series
+
+NAMES = tuple(f"a method with a long name {i}" for i in range(8))
+DRAWINGS: dict[str, Drawing] = {
+    "lines": Chart(
+        "lines",
+        Axis("task"),
+        Axis("accuracy", zero=True),
+        (
+            Series("ours", (1, 2, 3), (1.0, None, 3.0), (0.1, None, 0.2), method="halrp-budget"),
+            Series("paper", (1, 2, 3), (1.0, 2.0, 3.0), method="halrp-budget", dashed=True),
+        ),
+    ),
+    "points": Chart("points", Axis("bytes", log=True), Axis("y"), (Series("a", (10, 1e7), (1.0, 2.0), method="stl"),)),
+    "bars": Chart(
+        "bars",
+        Axis("x"),
+        Axis("y"),
+        tuple(Series(n, NAMES, (1.0, 2.0) * 4, (0.1,) * 8, dashed=n == "b") for n in "abc"),
+    ),
+    "bars of methods": Chart(
+        "bars", Axis("x"), Axis("y"), tuple(Series(n, ("stl", "ewc"), (1.0, 2.0), dashed=n == "b") for n in "ab")
+    ),
+    "field": Field(Axis("x"), Axis("y"), NAMES, ("r", "s"), ((1.0, None) * 4, (-2.0, 3.0) * 4), "in %"),
+    "empty": Chart("lines", Axis("x", log=True), Axis("y", log=True), ()),
+}
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_the_same_drawing_gives_the_same_bytes(name: str) -> None:
+    first, second = (drawn(DRAWINGS[name], ".svg", "A title") for _ in range(2))
+    assert first == second
+    assert first.startswith(b"<?xml")
+    assert b"<text" not in first  # letters are outlines
+    assert b"dc:date" not in first
+
+
+@pytest.mark.parametrize(("suffix", "start"), [(".pdf", b"%PDF"), (".png", b"\x89PNG")])
+def test_other_kinds_of_files(suffix: str, start: bytes, tmp_path: Path) -> None:
+    for place in ("a", "b"):
+        draw(DRAWINGS["lines"], tmp_path / place / f"f{suffix}", title="A title")
+    one, two = ((tmp_path / place / f"f{suffix}").read_bytes() for place in ("a", "b"))
+    assert one == two
+    assert one.startswith(start)
+
+
+def test_colours_are_those_of_the_page() -> None:
+    text = drawn(DRAWINGS["lines"], ".svg").decode()
+    assert COLOURS["halrp-budget"] in text
+    bars = drawn(DRAWINGS["bars of methods"], ".svg").decode()
+    assert COLOURS["stl"] in bars
+    assert COLOURS["ewc"] in bars
+
+
+def test_a_long_title_makes_the_file_higher() -> None:
+    def height(title: str) -> float:
+        found = re.search(r'<svg[^>]* height="([\d.]+)pt"', drawn(DRAWINGS["lines"], ".svg", title).decode())
+        assert found
+        return float(found[1])
+
+    assert height("word " * 40) > height("word") > height("")
+
+
+def test_texts_are_not_read_as_formulas_or_markup() -> None:
+    hostile = r"</svg><script>alert(1)</script> $\frac{1}{0$ _x^y"
+    series = (Series(hostile, (hostile,), (1.0,)), Series(f"{hostile} 2", (hostile,), (1.0,)))
+    text = drawn(Chart("lines", Axis(hostile), Axis(hostile), series), ".svg", hostile).decode()
+    assert "<script" not in text
+
+
+def test_settings_of_matplotlib_are_left_alone_and_make_no_difference() -> None:
+    plain = drawn(DRAWINGS["lines"], ".svg")
+    changed: dict[Any, Any] = {"lines.linewidth": 9.0, "font.size": 30.0, "svg.hashsalt": "other"}
+    with mpl.rc_context(changed):
+        assert drawn(DRAWINGS["lines"], ".svg") == plain
+        assert mpl.rcParams["lines.linewidth"] == 9.0
+
+
+def test_an_unknown_ending_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"\.svg, \.pdf, \.png"):
+        draw(DRAWINGS["lines"], tmp_path / "a.gif")
+    assert list(tmp_path.iterdir()) == []

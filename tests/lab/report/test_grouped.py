@@ -1,0 +1,170 @@
+"""What figures are built from: labels that tell things apart, and groups."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import pytest
+
+from halrp.lab.report import figures_ablation, figures_accuracy, figures_size, figures_time
+from halrp.lab.report.grouped import Grouped, Place, any_known, rounded, run_label, significant, stream_title
+from halrp.lab.results import summary
+from tests.lab.made_records import older
+from tests.lab.report.made import steady, with_facts
+
+
+def labels(*records: dict[str, Any]) -> list[str]:
+    return [place.label for place in Grouped.of(records).places]
+
+
+def one_place(*records: dict[str, Any]) -> Place:
+    [place] = Grouped.of(records).places
+    return place
+
+
+def test_a_place_is_called_by_stream_backbone_and_share() -> None:
+    record = steady(0.5, stream="cifar100-split", backbone="lenet", fraction=0.25)
+    assert labels(record) == ["CIFAR100-Split · LeNet · 25 %"]
+
+
+def test_streams_and_backbones_of_ones_own_keep_their_names() -> None:
+    assert labels(steady(0.5, stream="mine", backbone="net")) == ["mine · net · 100 %"]
+    assert stream_title("tinyimagenet-20@swapped") == "TinyImageNet-20 (swapped)"
+    assert stream_title("tinyimagenet-20@swapped@subset") == "TinyImageNet-20 (swapped, subset)"
+
+
+def test_labels_say_more_only_where_places_would_share_one() -> None:
+    records = [steady(0.5), steady(0.5, recipe={"epochs": 1}), steady(0.5, tasks=1), steady(0.5, stream="pmnist")]
+    assert sorted(labels(*records)) == [
+        "Digits · MLP · 100 % · 1 task · 3 epochs",
+        "Digits · MLP · 100 % · 3 tasks · 1 epoch",
+        "Digits · MLP · 100 % · 3 tasks · 3 epochs",
+        "PMNIST · MLP · 100 %",
+    ]
+    assert sorted(labels(steady(0.5), steady(0.5, network={"width": 8}))) == [
+        "Digits · MLP · 100 %",
+        "Digits · MLP · 100 % · width=8",
+    ]
+
+
+def test_an_older_record_that_does_not_tell_its_epochs_says_so() -> None:
+    record = older(steady(0.5))
+    del record["cell"]["recipe"]
+    assert "Digits · MLP · 100 % · epochs unknown" in labels(record, steady(0.5))
+
+
+def test_settings_are_named_only_where_they_tell_groups_of_a_method_apart() -> None:
+    same = {"growth": 0.4, "rate": 0.9}
+    place = one_place(
+        steady(0.5, method="halrp-paper", settings=same),
+        steady(0.5, method="halrp-paper", settings=same | {"rate": 0.5}),
+        steady(0.5, method="lrp", settings={"growth": 0.1}),
+        steady(0.5, method="stl", recipe={"batch": 8}),
+        steady(0.5, method="stl"),
+        steady(0.5, method="halrp-budget", settings={"precision": "int8"}),
+        steady(0.5, method="halrp-budget"),
+    )
+    assert {group.name for group in place.groups} == {
+        "halrp-paper (rate=0.9)",
+        "halrp-paper (rate=0.5)",
+        "lrp",
+        "stl (batch=8)",
+        "stl (batch=128)",
+        "halrp-budget (precision=int8)",
+        "halrp-budget (defaults)",
+    }
+
+
+def test_a_method_that_is_not_registered_has_groups_too() -> None:
+    place = one_place(steady(0.5, method="mine", settings={"a": 1}), steady(0.5, method="mine", settings={"a": 2}))
+    assert [group.name for group in place.groups] == ["mine (a=1)", "mine (a=2)"]
+    assert place.groups[0].values["a"] == 1
+
+
+def test_groups_hold_all_orders_and_seeds_and_the_row_of_the_table() -> None:
+    records = [steady(0.1 * seed, order=order, seed=seed) for order in "AB" for seed in (1, 2)]
+    [group] = one_place(*records).groups
+    assert [one.pair for one in group.runs] == [("A", 1), ("A", 2), ("B", 1), ("B", 2)]
+    assert group.repeats == "4 runs"
+    assert group.row == summary(records)[0]
+    assert group.number("accuracy") == pytest.approx(15.0)
+    assert group.number("stl_mopd") is None
+    assert group.number("method") is None
+
+
+def test_labels_of_runs_differ() -> None:
+    records = [steady(0.5, order=order, seed=seed) for order in ("A", "first-1") for seed in (0, 1)]
+    records += [steady(0.5, settings={"precision": "int8"}), steady(0.5, stream="pmnist")]
+    grouped = Grouped.of(records)
+    found = [run_label(*three) for three in grouped.each()]
+    assert len(set(found)) == len(records)
+    assert "PMNIST · MLP · 100 % · halrp-budget · order A · seed 0" in found
+
+
+def test_the_settings_with_the_most_runs_stand_for_a_method() -> None:
+    often = [steady(0.5, method="l2", settings={"strength": 2.0}, order=order) for order in "ABC"]
+    rare = [steady(0.9, method="l2", settings={"strength": s}) for s in (3.0, 4.0)]
+    firsts = [steady(0.6, method=m, order=f"first-{k}", settings=s) for k in range(3)
+              for m, s in (("l2", {"strength": 2.0}), ("be", {}))]  # fmt: skip
+    place = one_place(*often, *rare, *firsts)
+    assert [group.name for group in place.main] == ["l2 (strength=2)", "be"]
+    assert [group.shows_first for group in place.main] == [False, True]
+    assert [group.name for group in place.distinct] == [
+        "l2 (strength=2)", "l2 (strength=3)", "l2 (strength=4)", "be",
+    ]  # fmt: skip
+
+
+def test_of_equally_many_runs_those_with_the_settings_of_the_preset_stand_for_a_method() -> None:
+    runs = [steady(0.5, method="wsn", stream="cifar100-split", backbone="lenet", settings=settings)
+            for settings in ({"share": 0.1, "l2": 1e-4}, {"share": 0.5, "l2": 1e-4}, {"share": 0.5})]  # fmt: skip
+    place = one_place(*runs)
+    assert [group.row["settings"] for group in place.main] == ["l2=0.0001"], "share=0.5 is the default, too"
+
+
+def test_the_paper_stands_beside_whole_streams_only() -> None:
+    def place(tasks: int, stream: str) -> Place:
+        return one_place(steady(0.5, tasks, method="stl", stream=stream, backbone="lenet", fraction=0.05))
+
+    assert place(10, "cifar100-split").printed("stl") is not None
+    assert place(10, "cifar100-split").printed("mine") is None
+    assert place(3, "cifar100-split").printed("stl") is None
+    assert place(10, "cifar100-split@subset").printed("stl") is None
+    assert place(10, "mine").printed("stl") is None
+
+
+def test_numbers_are_rounded_and_what_is_missing_stays_missing() -> None:
+    assert rounded([1.236, None, math.nan, -0.0001]) == (1.24, None, None, 0.0)
+    assert math.copysign(1, rounded([-0.0001])[0] or 0.0) == 1
+    assert significant([123456.0, 0.0, -1.0, None, math.inf]) == (123500.0, None, None, None, None)
+    assert any_known([None, 0.0])
+    assert not any_known([None, None])
+
+
+def test_no_records_make_no_figures() -> None:
+    grouped = Grouped.of([])
+    for module in (figures_accuracy, figures_size, figures_time, figures_ablation):
+        assert module.figures(grouped) == ()
+
+
+def test_a_thousand_records_are_quick() -> None:
+    layers = [f"layer{i}.weight" for i in range(6)]
+    facts = {
+        "ranks": dict.fromkeys(layers, 7),
+        "view": "mean",
+        "importance": dict.fromkeys(layers, 0.5),
+        "scores": {layer: [1 / (i + 1) for i in range(40)] for layer in layers},
+    }
+    records = [
+        with_facts(steady(0.5, 10, method=method, order=order, seed=seed, settings={"l2": l2}), {}, *[facts] * 9)
+        for method in ("halrp-paper", "halrp-official", "lrp", "stl", "mtl", "ewc", "l2", "bn", "be", "finetune")
+        for l2 in (1e-3, 1e-4)
+        for order in "ABCDE"
+        for seed in range(10)
+    ]
+    began = time.process_time()
+    grouped = Grouped.of(records)
+    for module in (figures_accuracy, figures_size, figures_time, figures_ablation):
+        assert module.figures(grouped)
+    assert time.process_time() - began < 5

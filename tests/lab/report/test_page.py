@@ -1,0 +1,131 @@
+"""The page as text: whole, the same each time, and safe whatever records say."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from halrp.lab.report.page import LeftOut, MadeFrom, page
+from halrp.lab.report.parts import Axis, Chart, Column, Field, Figure, Section, Series, Table
+
+HOSTILE = "</script></title></style><img src=x onerror=alert(1)>\"'`&<!--"
+MADE_FROM = MadeFrom(2, ("results",), (("commit", "abc"),))
+
+
+def parts(text: str) -> tuple[Section, ...]:
+    """Every kind of part, with a text wherever there may be one."""
+    chart = Chart("bars", Axis(text), Axis(text), (Series(text, (text,), (1.0,), (0.1,), (text,), text),))
+    field = Field(Axis(text), Axis(text), (text,), (text,), ((1.0,),), text)
+    columns = (Column("a", text, about=text, filters=True), Column("b", text, 2, True))
+    table = Table("t", text, text, columns, ({"a": text, "b": -1.5}, {"a": None, "b": float("nan")}), ("better", ""))
+    return (Section("s", text, text, (table, Figure("f", text, text, {text: chart, f"{text} 2": field}))),)
+
+
+class Read(HTMLParser):
+    """The elements of a page, its data and what is shown of it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.scripts: list[str] = []
+        self.shown = ""
+        self.inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag in ("script", "style"):
+            self.inside = tag
+            self.scripts += [""] if tag == "script" else []
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = "" if tag == self.inside else self.inside
+
+    def handle_data(self, data: str) -> None:
+        if self.inside == "script":
+            self.scripts[-1] += data
+        elif not self.inside:
+            self.shown += data
+
+    @property
+    def data(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.scripts[0])
+        return found
+
+
+def test_texts_of_strangers_make_no_elements() -> None:
+    left_out = [LeftOut(HOSTILE, kind, HOSTILE) for kind in ("damaged", "other", HOSTILE)]
+    plain = Read(page("words", parts("words"), [LeftOut("words", one.kind, "words") for one in left_out], MADE_FROM))
+    found = Read(page(HOSTILE, parts(HOSTILE), left_out, MadeFrom(2, (HOSTILE,), ((HOSTILE, HOSTILE),))))
+    assert found.tags == plain.tags
+    assert "img" not in found.tags
+    assert not [name for name, _ in found.attributes if name.startswith("on")]
+    assert len(found.scripts) == 3
+    table, figure = found.data["s"]
+    assert table["rows"] == [[HOSTILE, -1.5], [None, None]]
+    assert figure["labels"] == [HOSTILE, f"{HOSTILE} 2"]
+    assert HOSTILE in found.shown
+
+
+def test_data_has_no_character_that_could_end_it() -> None:
+    text = page("t", parts(HOSTILE), [], MADE_FROM)
+    data = re.search(r'<script type="application/json" id="data">(.*)', text)
+    assert data
+    assert not set("<>&") & set(data[1].removesuffix("</script>"))
+
+
+def test_the_browser_may_run_these_scripts_and_fetch_nothing() -> None:
+    text = page("t", parts("words"), [], MADE_FROM)
+    rules = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert rules
+    allowed = re.findall(r"'sha256-([^']*)'", rules[1])
+    run = [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in Read(text).scripts[1:]]
+    assert allowed == run
+    assert rules[1].startswith("default-src 'none'; script-src 'sha256-")
+    assert not [value for name, value in Read(text).attributes if name == "src"]
+
+
+def test_the_same_parts_give_the_same_page() -> None:
+    assert page("t", parts("a"), [], MADE_FROM) == page("t", parts("a"), [], MADE_FROM)
+
+
+def test_what_was_read_and_what_was_left_out_is_said() -> None:
+    kinds = ("damaged", "unfinished", "duplicate", "other")
+    left_out = [LeftOut(f"results/{kind}.json", kind, f"because of {kind}") for kind in kinds]
+    shown = Read(
+        page("My title", parts("a"), left_out, MadeFrom(1234, ("one", "two", "three"), (("torch", "2.13"),)))
+    ).shown
+    assert "computed from 1,234 records, read from one, two and three." in shown
+    assert "torch2.13" in shown
+    for kind in kinds:
+        assert f"results/{kind}.json because of {kind}" in shown
+    assert "every file was used" not in shown
+    assert "Nothing: every file was used." in Read(page("t", (), [], MADE_FROM)).shown
+
+
+def test_names_in_prose_are_set_as_code() -> None:
+    assert "<code>stl</code> and &lt;b&gt;" in page("t", (Section("s", "t", "`stl` and <b>"),), [], MADE_FROM)
+
+
+def test_half_characters_can_be_saved() -> None:
+    text = page("a\ud800b", parts("\udc00"), [LeftOut("\ud800", "other", "")], MADE_FROM)
+    assert b"a?b" in text.encode()
+
+
+@pytest.mark.parametrize("count", [1, 300])
+def test_long_lists_of_files_are_cut(count: int) -> None:
+    left_out = [LeftOut(f"file {number}", "damaged", "why") for number in range(count)]
+    shown = Read(page("t", (), left_out, MADE_FROM)).shown
+    assert ("And 100 more." in shown) == (count == 300)
+
+
+def test_a_page_is_little_more_than_the_library_that_draws() -> None:
+    assert len(page("t", parts("a"), [], MADE_FROM)) < 6_000_000

@@ -1,0 +1,148 @@
+"""Tables as Markdown, CSV and LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halrp.lab.report import texts
+from halrp.lab.report.comparison import comparison
+from halrp.lab.report.parts import Column, Table, Value
+
+COLUMNS = (
+    Column("benchmark", "bench|mark"),
+    Column("ours", "ours %", 2),
+    Column("ours_error", "±", 1),
+    Column("gap", "gap", 2, signed=True),
+    Column("runs", "runs"),
+    Column("lone_error", "lone", 1),
+)
+ROWS: tuple[dict[str, Value], ...] = (
+    {"benchmark": "a_b", "ours": 1.005, "ours_error": 0.25, "gap": 1.0, "runs": 5, "lone_error": 2.0},
+    {"benchmark": "a_b", "ours": -1.0, "ours_error": None, "gap": -0.001, "runs": None, "lone_error": None},
+    {"benchmark": "c|d\n*e*", "ours": None, "ours_error": 0.5, "gap": -2.5, "runs": 0, "lone_error": 0.0},
+)
+
+
+def table(rows: tuple[dict[str, Value], ...] = ROWS, marks: tuple[str, ...] = ("better", "", "worse")) -> Table:
+    return Table("some-table", "50 % & more_", "About √x ± 1\nand <b>.", COLUMNS, rows, marks)
+
+
+def test_markdown() -> None:
+    assert texts.markdown(table()).splitlines() == [
+        "### 50 % \\& more\\_",
+        "",
+        "| bench\\|mark | ours % | gap | runs | lone | ours is |",
+        "| --- | ---: | ---: | --- | ---: | --- |",
+        "| a_b | 1.00 ± 0.2 | +1.00 | 5 | 2.0 | better |",
+        "| a_b | -1.00 | 0.00 |  | – |  |",
+        "| c\\|d \\*e\\* | – | -2.50 | 0 | 0.0 | worse |",
+        "",
+        "About √x ± 1 and \\<b\\>.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("growth_per_task=0.026", "growth_per_task=0.026"),
+        ("__init__", "\\_\\_init\\_\\_"),
+        ("a\\b `c` [d](e) $f$ ~g~", "a\\\\b \\`c\\` \\[d\\](e) \\$f\\$ \\~g\\~"),
+    ],
+)
+def test_markdown_shows_text_as_it_is(text: str, shown: str) -> None:
+    made = Table("k", text, "", (Column("a", "a"),), ({"a": text},))
+    assert texts.markdown(made) == f"### {shown}\n\n| a |\n| --- |\n| {shown} |\n\n\n"
+
+
+def test_csv_has_all_values_in_full() -> None:
+    rows = list(csv.reader(io.StringIO(texts.csv(table()))))
+    assert rows == [
+        ["benchmark", "ours", "ours_error", "gap", "runs", "lone_error", "mark"],
+        ["a_b", "1.005", "0.25", "1.0", "5", "2.0", "better"],
+        ["a_b", "-1.0", "", "-0.001", "", "", ""],
+        ["c|d\n*e*", "", "0.5", "-2.5", "0", "0.0", "worse"],
+    ]
+    third = 1 / 3
+    exact = texts.csv(table(({"ours": third},), ()))
+    assert float(exact.splitlines()[1].split(",")[1]) == third
+    assert "mark" not in exact.splitlines()[0].split(",")
+
+
+def test_latex() -> None:
+    assert texts.latex(table()).splitlines() == [
+        "% About √x ± 1 and <b>.",
+        r"\begin{table}",
+        r"\centering",
+        r"\caption{50 \% \& more\_}\label{tab:some-table}",
+        r"\begin{tabular}{lrrlr}",
+        r"\toprule",
+        r"bench\textbar{}mark & ours \% & gap & runs & lone \\",
+        r"\midrule",
+        r"a\_b & 1.00 $\pm$ 0.2 & $+$1.00 & 5 & 2.0 \\",
+        r"a\_b & $-$1.00 & 0.00 &  & -- \\",
+        r"\addlinespace",
+        r"c\textbar{}d {*}e{*} & -- & $-$2.50 & 0 & 0.0 \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+
+
+def test_latex_escapes_all_that_it_reads_as_commands() -> None:
+    text = r"[x] \end{table} $1 & 2% #3 _4 ^5 ~6 <7> |8|"
+    made = Table("k", text, text, (Column("a", text),), ({"a": text},))
+    lines = texts.latex(made).splitlines()
+    shown = (
+        r"{[}x] \textbackslash{}end\{table\} \$1 \& 2\% \#3 \_4 \textasciicircum{}5 \textasciitilde{}6 "
+        r"\textless{}7\textgreater{} \textbar{}8\textbar{}"
+    )
+    assert lines[3] == rf"\caption{{{shown}}}\label{{tab:k}}"
+    assert lines[8] == shown + r" \\"
+    assert lines[0] == "% " + text, "a comment is what it is"
+
+
+def test_a_table_of_many_rows_goes_over_pages() -> None:
+    rows: tuple[dict[str, Value], ...] = tuple({"benchmark": "a", "ours": float(i)} for i in range(texts.LONG))
+    long = texts.latex(table(rows, ()))
+    assert r"\begin{longtable}{lrrlr}" in long
+    assert r"\endhead" in long
+    assert r"\begin{tabular}" not in long
+    assert r"\begin{tabular}" in texts.latex(table(rows[1:], ()))
+
+
+def test_a_table_without_rows() -> None:
+    empty = table((), ())
+    assert texts.csv(empty) == "benchmark,ours,ours_error,gap,runs,lone_error\n"
+    assert texts.markdown(empty).splitlines()[2].startswith("| bench")
+    assert r"\bottomrule" in texts.latex(empty)
+
+
+def test_the_same_table_gives_the_same_text() -> None:
+    for made in comparison([]):
+        for write in (texts.markdown, texts.csv, texts.latex):
+            assert write(made) == write(comparison([])[made.key == "paper-orders"])
+
+
+def test_tables_are_rectangular() -> None:
+    for made in comparison([]):
+        lines = [line for line in texts.markdown(made).splitlines() if line.startswith("|")]
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
+        assert len(lines) == len(made.rows) + 2
+        rows = [line for line in texts.latex(made).splitlines() if line.endswith(r"\\") and " & " in line]
+        assert len({line.count(" & ") for line in rows}) == 1
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
+def test_latex_can_be_typeset(tmp_path: Path) -> None:
+    tables: Any = "\n".join(texts.latex(one) for one in (table(), *comparison([])))
+    head = r"\documentclass{article}\usepackage{booktabs,longtable}\begin{document}"
+    (tmp_path / "t.tex").write_text(f"{head}\n{tables}\n\\end{{document}}\n", "utf-8")
+    subprocess.run(["pdflatex", "-interaction=batchmode", "-halt-on-error", "t.tex"], cwd=tmp_path, check=True)
