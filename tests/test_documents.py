@@ -6,14 +6,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import file_parts
-from halrp.lab import demo, document
+from halrp.lab import document
 
 ROOT = Path(__file__).parent.parent
-
-
-def test_the_readme_shows_the_demo_as_it_was_recorded() -> None:
-    table = demo.markdown(demo._read(ROOT / "results" / "demo"))
-    assert table in (ROOT / "README.md").read_text(), "run: python -m halrp.lab.demo --markdown results/demo"
 
 
 def test_the_generated_parts_of_documents_are_what_the_records_say() -> None:
@@ -22,6 +17,15 @@ def test_the_generated_parts_of_documents_are_what_the_records_say() -> None:
     for name, text in texts.items():
         assert document.filled(text, made) == text, f"{name} is stale; run: python -m halrp.lab.document"
     assert all(any(f"<!-- begin {name} -->" in text for text in texts.values()) for name in made)
+
+
+def test_the_figures_of_documents_show_what_the_records_say() -> None:
+    shown = "".join((ROOT / name).read_text() for name in document.DOCUMENTS)
+    for name, (drawing, title) in document.drawings(ROOT / "results").items():
+        text = (ROOT / name).read_text()
+        assert text.startswith("<?xml"), name
+        assert text.endswith(document.checksum(drawing, title)), f"{name} is stale; run: python -m halrp.lab.document"
+        assert Path(name).name in shown
 
 
 def test_speed_ratios_in_the_document_are_those_of_the_benchmark_records() -> None:

@@ -1,4 +1,4 @@
-"""`python -m halrp.lab.demo`: ten tasks on real digits, four methods, one table.
+"""`python -m halrp.lab.demo`: ten tasks on real digits, four methods, one table and one page.
 
 The digits come with scikit-learn, so nothing is downloaded. Separate networks are the ceiling, plain fine-tuning shows
 what forgetting looks like, and between them HALRP runs twice at the same stored size: as the authors released it, and
@@ -8,8 +8,6 @@ with the ranks decided by budget before fine-tuning.
 from __future__ import annotations
 
 import argparse
-import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from halrp import train
+from halrp import files, train
 from halrp.lab import cells, metrics, runs
+from halrp.lab.report.build import build, made_from
+from halrp.lab.report.page import page
 
 RECIPE = {"epochs": 12, "batch": 32, "lr": 2e-3}
 OFFICIAL_GROWTH = 0.4
@@ -41,16 +41,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--epochs", type=int, default=RECIPE["epochs"], help="epochs per task")
     parser.add_argument("--seed", type=int, default=0, help="seed of the data split, the networks and the training")
     parser.add_argument("--results", help="folder for raw records (JSON); none are written by default")
-    parser.add_argument("--page", default="demo.html", help="where to write the table as a page")
-    parser.add_argument("--markdown", metavar="FOLDER", help="print the summary of the records in a folder, and stop")
+    parser.add_argument("--page", type=Path, default=Path("demo.html"), help="where to write the page of the runs")
     options = parser.parse_args(arguments)
-    if options.markdown:
-        print(markdown(_read(Path(options.markdown))))
-        return
     torch.set_num_threads(1)  # the network is so small that more threads only wait for each other
     console = Console()
     recipe = RECIPE | {"epochs": options.epochs}
     finished: dict[str, list[dict[str, Any]]] = {}
+    records = []
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
@@ -71,20 +68,14 @@ def main(arguments: list[str] | None = None) -> None:
                 rows.append(row)
                 progress.update(bar, completed=len(rows) * options.epochs, doing="")
             finished[name] = rows
+            records.append(runs.record(cell, rows))
             if options.results:
-                runs.write(options.results, runs.record(cell, rows))
-    page = Console(record=True, file=io.StringIO(), width=110)
-    for target in (console, page):
-        target.print(_table(finished))
-        target.print(_verdict(finished))
-    page.save_html(options.page)
-    console.print(f"Page: {options.page}")
-
-
-def _read(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    records = [json.loads(path.read_text()) for path in folder.glob("*.json")]
-    found = {record["cell"]["method"]: record["rows"] for record in records}
-    return {name: found[name] for name in LABELS}
+                runs.write(options.results, records[-1])
+    console.print(_table(finished))
+    console.print(_verdict(finished))
+    made = page("Ten tasks on real digits", build(records), [], made_from(records, [Path(options.results or "demo")]))
+    files.write(options.page, made.encode())
+    console.print(f"Page, with every task after every task, sizes, ranks and times: {options.page}")
 
 
 def markdown(finished: dict[str, list[dict[str, Any]]]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from halrp.lab import results
+from halrp.lab import demo, results
 from halrp.lab.report.paper import lookup
 from halrp.lab.report.relations import relations
 from halrp.lab.results import Row, Undefined
@@ -20,8 +20,40 @@ BACKBONE = "lenet"
 """That of all runs which the documents show."""
 
 
+VARIED = {
+    "l2": ("strength",),
+    "ewc": ("strength",),
+    "apd": ("l1",),
+    "apdfix": ("l1",),
+    "wsn": ("share",),
+    "iru": ("r1", "r2"),
+}
+"""By method, the settings that validation data were asked for."""
 MEASURED = ("cifar100-split-5", "cifar100-split-25", "cifar100-superclass-5")
 """Folders of records, by the preset that made them."""
+
+
+def main_table(folder: Path) -> str:
+    """For the README: every method's accuracy beside the paper's, what is forgotten, and what a further task costs."""
+    lines = []
+    for row in sorted(_summary(folder), key=lambda row: -_value(row["accuracy"])):
+        paper = lookup(str(row["stream"]), BACKBONE, _value(row["fraction"]), str(row["method"]))
+        lines.append(
+            (
+                f"`{row['method']}`",
+                _with_error(row),
+                f"{paper.accuracy:.2f}" if paper else "",
+                "–" if isinstance(row["bwt"], Undefined) else f"{0.0 - _value(row['bwt']):.2f}",
+                "–" if isinstance(row["later_bytes"], Undefined) else f"{row['later_bytes']:,.0f}",
+            )
+        )
+    return _table(("method", "accuracy %", "paper", "forgotten, points", "bytes per further task"), lines)
+
+
+def demo_table(folder: Path) -> str:
+    """The four runs of the demo."""
+    records = {record["cell"]["method"]: record["rows"] for record in _records(folder)}
+    return demo.markdown({name: records[name] for name in demo.LABELS})
 
 
 def methods_table(folder: Path, stream: str, fraction: float) -> str:
@@ -92,16 +124,16 @@ def orders_table(folder: Path) -> str:
     return _table(head, lines)
 
 
-def settings_table(folder: Path) -> str:
+def settings_table(*folders: Path) -> str:
     """Validation and test accuracy for each value of a setting; the best on validation data is marked."""
     found = []
-    for record in results.load([folder]).records:
+    for record in (record for folder in folders for record in _records(folder)):
+        method, settings = record["cell"]["method"], record["resolved"]["settings"]
+        if method not in VARIED or record["cell"].get("order", "A") != "A":
+            continue
         last = record["rows"][-1]
-        settings = {n: v for n, v in record["resolved"]["settings"].items() if n in ("strength", "share", "r1", "r2")}
-        if record["cell"]["method"].startswith("apd"):
-            settings = {"l1": record["resolved"]["settings"]["l1"]}
         share = [100 * sum(last[part]) / len(last[part]) for part in ("val", "test")]
-        found.append((record["cell"]["method"], tuple(settings.items()), *share))
+        found.append((method, tuple((name, settings[name]) for name in VARIED[method]), *share))
     best = {method: max(val for m, _, val, _ in found if m == method) for method, *_ in found}
     lines = [
         (

@@ -126,9 +126,9 @@ def test_a_table_without_rows() -> None:
 
 
 def test_the_same_table_gives_the_same_text() -> None:
-    for made in comparison([]):
+    for made, again in zip(comparison([]), comparison([]), strict=True):
         for write in (texts.markdown, texts.csv, texts.latex):
-            assert write(made) == write(comparison([])[made.key == "paper-orders"])
+            assert write(made) == write(again)
 
 
 def test_tables_are_rectangular() -> None:

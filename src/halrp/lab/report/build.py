@@ -70,6 +70,8 @@ def build(records: Iterable[Record]) -> tuple[Section, ...]:
 def beside_paper(records: Sequence[Record]) -> tuple[Table, ...]:
     """What the paper prints beside ours, and which of its orderings of methods hold where something was run."""
     here = {paper.place_of(run.stream, run.backbone, run.fraction) for run in map(Run.of, records)}
+    if here.isdisjoint(paper.places()):
+        return ()  # other benchmarks than the paper's: there is nothing to stand beside
     found = (*map(_run_first, comparison(records)), all_relations(records, here))
     return tuple(table for table in found if table.rows)
 

@@ -119,7 +119,7 @@ def importance(grouped: Grouped) -> Figure | None:
             values = [
                 rounded((_decades(fact.get(layer), min(told, default=1)) for fact in facts), 3) for layer in layers
             ]
-            unit = "powers of 10 above the least"
+            unit = "powers of 10"
             drawings[run_label(place, group, one)] = _by_layer(one.names(), layers, values, unit)
     return figure_of(
         "importance",
