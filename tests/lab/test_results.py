@@ -112,6 +112,13 @@ def test_growth_of_a_joint_method_is_relative_to_a_single_task_of_stl() -> None:
     assert "no record of digits with mlp says the stored bytes" in reason(row, "growth_bytes")
 
 
+def test_growth_of_a_method_that_begins_small_is_relative_to_stl_where_that_was_run() -> None:
+    small = made([[0.8], [0.8, 0.6]], method="bmkp", bytes=[100.0, 1500.0])
+    stl = made([[0.8], [0.8, 0.6]], method="stl", bytes=[1000.0, 2000.0])
+    assert runs_table([small])[0]["growth_bytes"] == close(14.0)
+    assert runs_table([small], [small, stl])[0]["growth_bytes"] == close(0.5)
+
+
 # ---- one row for all orders and seeds -----------------------------------------------------------------------------
 
 # By order and seed, accuracies of the identities 0 and 1.

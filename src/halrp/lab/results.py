@@ -40,6 +40,7 @@ class Undefined:
 
 Value: TypeAlias = str | int | float | bool | Undefined
 Row: TypeAlias = dict[str, Value]
+Singles: TypeAlias = dict[tuple[str, str, str], list[Run]]
 Table: TypeAlias = list[Row]
 
 
@@ -49,7 +50,8 @@ def runs_table(records: Iterable[Record], others: Iterable[Record] | None = None
     `others` are more records, among which the size of a single-task model may be found; without them it is `records`.
     """
     chosen, known = _runs(records, others)
-    return [_row_of_run(run, known) for run in chosen]
+    singles = _singles(known)
+    return [_row_of_run(run, singles) for run in chosen]
 
 
 def summary(records: Iterable[Record], others: Iterable[Record] | None = None) -> Table:
@@ -65,8 +67,8 @@ def summary(records: Iterable[Record], others: Iterable[Record] | None = None) -
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in chosen:
         groups.setdefault(run.kind, []).append(run)
-    units = _units(known)
-    return [_row_of_group(group, known, units) for group in groups.values()]
+    singles, units = _singles(known), _units(known)
+    return [_row_of_group(group, known, singles, units) for group in groups.values()]
 
 
 def plain(table: Table) -> list[dict[str, Any]]:
@@ -139,18 +141,18 @@ def _what(run: Run) -> Row:
 # ---- one run ------------------------------------------------------------------------------------------------------
 
 
-def _row_of_run(run: Run, known: list[Run]) -> Row:
-    return _what(run) | {"order": run.order, "seed": run.seed} | _measures(run, known)
+def _row_of_run(run: Run, singles: Singles) -> Row:
+    return _what(run) | {"order": run.order, "seed": run.seed} | _measures(run, singles)
 
 
-def _measures(run: Run, known: list[Run]) -> Row:
+def _measures(run: Run, singles: Singles) -> Row:
     """All that is measured on one run."""
     matrix = metrics.accuracy_matrix(run.rows)
     measured: Row = {
         "accuracy": _attempt(lambda: metrics.average_accuracy(matrix)),
         "bwt": _attempt(lambda: _transfer(run, matrix)),
     }
-    measured |= {f"growth_{name}": _attempt(lambda name=name: _growth(run, name, known)) for name in SIZES}  # type: ignore[misc]
+    measured |= {f"growth_{name}": _attempt(lambda name=name: _growth(run, name, singles)) for name in SIZES}  # type: ignore[misc]
     return measured | {
         "later_bytes": _attempt(lambda: _later_bytes(run)),
         "seconds": _attempt(lambda: sum(_column(run, "seconds", "how long tasks took"))),
@@ -172,27 +174,31 @@ def _column(run: Run, name: str, meaning: str) -> list[float]:
     return found
 
 
-def _growth(run: Run, name: str, known: list[Run]) -> float:
+def _growth(run: Run, name: str, singles: Singles) -> float:
+    """Beyond a network for one task: that of `stl` on this stream, or else what the run itself stored after its first.
+
+    The two are one for methods that begin with a plain network; others begin with less than one, or with more.
+    """
     final, base = run.number(-1, name), run.number(0, name)
     if final is None:
         raise UndefinedMetric(f"the record does not say {SIZES[name]}")
-    if base is None or (run.tasks > 1 and run.rows[0]["test"] == [None]):
-        base = _single(run, name, known)
-    return metrics.growth([base, final])
+    known = [(one.first != run.first, size) for one in singles.get(_network(run), ()) if (size := one.number(0, name))]
+    if not known and (base is None or (run.tasks > 1 and run.rows[0]["test"] == [None])):
+        raise UndefinedMetric(f"no record of {run.stream} with {run.backbone} says {SIZES[name]} of one task of stl")
+    return metrics.growth([min(known)[1] if known else base or 0.0, final])
 
 
-def _single(run: Run, name: str, known: list[Run]) -> float:
-    """The size of a single-task model, from another record of the backbone on the stream: of `stl` if there is one."""
-    sizes = [
-        (other.method != "stl", other.first != run.first, size)
-        for other in known
-        if (other.stream, other.backbone, other.network) == (run.stream, run.backbone, run.network)
-        and (size := other.number(0, name)) is not None
-        and (other.tasks == 1 or other.rows[0]["test"] != [None])
-    ]
-    if not sizes:
-        raise UndefinedMetric(f"no record of {run.stream} with {run.backbone} says {SIZES[name]} of one task")
-    return min(sizes)[-1]
+def _network(run: Run) -> tuple[str, str, str]:
+    return run.stream, run.backbone, text(run.network)
+
+
+def _singles(known: list[Run]) -> Singles:
+    """The runs of `stl`, by stream and network."""
+    found: Singles = {}
+    for run in known:
+        if run.method == "stl":
+            found.setdefault(_network(run), []).append(run)
+    return found
 
 
 def _later_bytes(run: Run) -> float:
@@ -207,10 +213,10 @@ def _later_bytes(run: Run) -> float:
 # ---- many runs ----------------------------------------------------------------------------------------------------
 
 
-def _row_of_group(group: list[Run], known: list[Run], units: Mapping[tuple[Any, ...], float]) -> Row:
+def _row_of_group(group: list[Run], known: list[Run], singles: Singles, units: Mapping[tuple[Any, ...], float]) -> Row:
     orders = list(dict.fromkeys(run.order for run in group))
     seeds = sorted({run.seed for run in group})
-    rows = [_measures(run, known) for run in group]
+    rows = [_measures(run, singles) for run in group]
     every = _every_order(group, orders)
     row = _what(group[0]) | {
         "orders": f"all {group[0].tasks}!" if every else " ".join(orders),

@@ -71,15 +71,15 @@ def test_all_shows_what_was_not_run(records: Path) -> None:
     out = Result(records, "--all").out
     assert "tinyimagenet-40, resnet18, 100 % of the data" in out
     assert "pmnist-20, mlp, 100 % of the data" in out
-    rows = list(csv.DictReader(io.StringIO(Result(records, "--all", "--stream", "pmnist", "--csv", "-").out)))
+    rows = list(csv.DictReader(io.StringIO(Result(records, "--all", "--stream", "pmnist", "--csv").out)))
     assert len(rows) == 15
     assert {row["note"].partition(";")[0] for row in rows} == {"not run"}
 
 
 def test_places_can_be_chosen(records: Path) -> None:
-    rows = list(csv.DictReader(io.StringIO(Result(records, "--fraction", "0.25", "--csv", "-").out)))
+    rows = list(csv.DictReader(io.StringIO(Result(records, "--fraction", "0.25", "--csv").out)))
     assert {(row["benchmark"], row["data"]) for row in rows} == {("cifar100-split", "25")}
-    rows = list(csv.DictReader(io.StringIO(Result(records, "--all", "--backbone", "resnet18", "--csv", "-").out)))
+    rows = list(csv.DictReader(io.StringIO(Result(records, "--all", "--backbone", "resnet18", "--csv").out)))
     assert {row["benchmark"] for row in rows} == {"five", "tinyimagenet-20", "tinyimagenet-40", "cifar100-20"}
 
 
@@ -100,9 +100,10 @@ def test_relations_on_the_screen(records: Path) -> None:
         (("--fraction", "0.3"), "it has 0.05, 0.25, 0.5, 1"),
         (("--stream", "pmnist", "--backbone", "alexnet"), "together"),
         (("--stream", "pmnist"), "--all shows the paper's alone"),
-        (("--csv", "-", "--latex", "-"), "--latex - and --csv - cannot both"),
-        (("--markdown", "."), "not a file"),
-        (("--csv", ""), "not a file"),
+        (("--csv", "--latex"), "--latex and --csv do not go together"),
+        (("-o", "table.tex"), "-o table.tex does not say as what"),
+        (("--markdown", "-o", "."), "not a file"),
+        (("--csv", "-o", ""), "not a file"),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_remedy(records: Path, arguments: tuple[str, ...], words: str) -> None:
@@ -110,23 +111,23 @@ def test_what_cannot_be_is_refused_with_a_remedy(records: Path, arguments: tuple
         Result(records, *arguments)
 
 
-def test_files_are_written_beside_the_table_on_the_screen(records: Path, tmp_path: Path) -> None:
-    names = {option: tmp_path / "out" / f"t{option}" for option in ("markdown", "latex", "csv")}
-    found = Result(records, *(part for option, path in names.items() for part in (f"--{option}", path)))
-    assert "45.00 ± 1.00" in found.out
-    assert (
-        "| stl |  | 45.13 ± 0.04 | 45.00 ± 1.00 | seeds | -0.13 | 2 | A |  | equal |" in names["markdown"].read_text()
-    )
-    assert r"stl &  & 45.13 $\pm$ 0.04 & 45.00 $\pm$ 1.00 & seeds & $-$0.13 & 2 & A &  \\" in names["latex"].read_text()
-    rows = list(csv.DictReader(io.StringIO(names["csv"].read_text())))
+def test_files_are_written(records: Path, tmp_path: Path) -> None:
+    texts = {}
+    for option in ("markdown", "latex", "csv"):
+        path = tmp_path / "out" / option
+        found = Result(records, f"--{option}", "-o", path)
+        assert f"wrote {path}: 30 rows" in found.out
+        texts[option] = path.read_text()
+    assert "| stl |  | 45.13 ± 0.04 | 45.00 ± 1.00 | seeds | -0.13 | 2 | A |  | equal |" in texts["markdown"]
+    assert r"stl &  & 45.13 $\pm$ 0.04 & 45.00 $\pm$ 1.00 & seeds & $-$0.13 & 2 & A &  \\" in texts["latex"]
+    rows = list(csv.DictReader(io.StringIO(texts["csv"])))
+    assert len(rows) == 30, "fifteen methods at two places"
     assert float(rows[0]["ours_error"]) == pytest.approx(1.0)
-    for path in names.values():
-        assert f"wrote {path}: {len(rows)} rows" in found.out
 
 
 def test_standard_output_has_the_table_and_nothing_else(records: Path) -> None:
     put(records, "cut.json", "{")
-    found = Result(records, "--markdown", "-")
+    found = Result(records, "--markdown")
     assert found.out.startswith("### Accuracy beside the paper's\n\n| benchmark ")
     assert "cut.json" not in found.out
     assert "cut.json: not JSON" in found.error
@@ -164,7 +165,7 @@ def test_the_committed_records_fit_a_hundred_columns(key: str) -> None:
     assert "cifar100-split, lenet, 5 % of the data" in shown
     assert max(map(len, shown.splitlines())) <= 100
     words = set(re.split(r"[\s/]+", shown))
-    rows = list(csv.DictReader(io.StringIO(Result(RESULTS, "--table", key, "--csv", "-").out)))
+    rows = list(csv.DictReader(io.StringIO(Result(RESULTS, "--table", key, "--csv").out)))
     numbers = {number for row in rows for number in row.values() if re.fullmatch(r"-?\d+\.\d+", number)}
     for number in map(float, numbers):
         assert {f"{number:.2f}", f"{number:+.2f}"} & words or abs(number) < 0.005, "nothing is cut or broken"

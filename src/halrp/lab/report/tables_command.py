@@ -53,26 +53,28 @@ def tables(
     backbone: Annotated[list[str] | None, typer.Option(help="only this backbone")] = None,
     fraction: Annotated[list[float] | None, typer.Option(help="only this share of the data, such as 0.25")] = None,
     everything: Annotated[bool, typer.Option("--all", help="also what the paper has and we did not run")] = False,
-    as_markdown: Annotated[str | None, typer.Option("--markdown", metavar="FILE|-", help="write Markdown")] = None,
-    as_latex: Annotated[
-        str | None, typer.Option("--latex", metavar="FILE|-", help="write LaTeX, with booktabs")
+    latex: Annotated[bool, typer.Option("--latex", help="as LaTeX, with booktabs")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="as CSV, in full precision")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="as Markdown")] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="where to; the standard output if not said"),
     ] = None,
-    as_csv: Annotated[str | None, typer.Option("--csv", metavar="FILE|-", help="write CSV, in full precision")] = None,
 ) -> None:
     """Show the paper's results beside those of the runs whose records are there.
 
     A table has every method that the paper prints, run or not, and the runs of other methods at the same place: stream,
-    backbone and share of the data. FILE - is the standard output, without the table on the screen.
+    backbone and share of the data.
 
-    Examples: halrp tables, or halrp tables results --stream cifar100-split --fraction 0.05 --latex table.tex
+    Examples: halrp tables, or halrp tables results --stream cifar100-split --fraction 0.05 --latex -o table.tex
     """
     from halrp.lab.report import texts
     from halrp.lab.results import load
 
     nearest("table", table, KEYS)
-    outputs = {"--markdown": as_markdown, "--latex": as_latex, "--csv": as_csv}
-    _refuse(outputs)
-    aside = "-" in outputs.values()
+    forms = {"--latex": (latex, texts.latex), "--csv": (csv, texts.csv), "--markdown": (markdown, texts.markdown)}
+    asked = {option: to_text for option, (wanted, to_text) in forms.items() if wanted}
+    _refuse(list(asked), output)
     places = paths or [Path("results")]
     found = load(places)
     if not found.records:
@@ -80,28 +82,25 @@ def tables(
         where = ", ".join(map(str, places))
         raise SettingError(f"no finished record in {where} ({len(found.problems)} files were left out)")
     made = _made(table, found.records, _wanted(found.records, stream, backbone, fraction, everything), everything)
-    written = []
-    for place, to_text in zip(outputs.values(), (texts.markdown, texts.latex, texts.csv), strict=True):
-        if place == "-":
+    for to_text in asked.values():
+        if output is None:
             typer.echo(to_text(made), nl=False)
-        elif place is not None:
-            files.write(Path(place), to_text(made).encode())
-            written.append(place)
-    if not aside:
+        else:
+            files.write(output, to_text(made).encode())
+            typer.echo(f"wrote {output}: {len(made.rows)} rows")
+    if not asked:
         _print(made)
-    print_left_out(found.problems, aside)
-    for place in written:
-        typer.echo(f"\nwrote {place}: {len(made.rows)} rows", err=aside)
+    print_left_out(found.problems, aside=bool(asked) and output is None)
 
 
-def _refuse(outputs: dict[str, str | None]) -> None:
+def _refuse(asked: list[str], output: Path | None) -> None:
     """Outputs that cannot be are an error."""
-    same = [option for option, place in outputs.items() if place == "-"]
-    if len(same) > 1:
-        raise SettingError(f"{' - and '.join(same)} - cannot both have the standard output; give one of them a file")
-    for place in outputs.values():
-        if place is not None and (not Path(place).name or Path(place).is_dir()):
-            raise SettingError(f"{place!r} is not a file that a table can be written to; name one, such as table.tex")
+    if len(asked) > 1:
+        raise SettingError(f"{' and '.join(asked)} do not go together; ask for one of them")
+    if output is not None and not asked:
+        raise SettingError(f"-o {output} does not say as what; add --latex, --csv or --markdown")
+    if output is not None and (not output.name or output.is_dir()):
+        raise SettingError(f"{str(output)!r} is not a file that a table can be written to; name one, such as table.tex")
 
 
 def _made(key: str, records: list[Record], places: list[Place], everything: bool) -> Table:
