@@ -29,6 +29,7 @@ from halrp.lab.document_tables import (
     ratios_table,
     settings_table,
     sizes_table,
+    statistics_table,
     times_table,
 )
 from halrp.lab.report.figures_accuracy import final_accuracy
@@ -56,6 +57,7 @@ def parts(root: Path) -> dict[str, Callable[[], str]]:
         "overhead": lambda: ratios_table(root / "benchmarks" / "lab_overhead.json", "three tasks, LeNet"),
         "decoding": lambda: decoding_table(root / "benchmarks" / "decode.json"),
         "times": lambda: times_table(root / "benchmarks" / "time_per_task.json"),
+        "statistics": lambda: statistics_table(root),
         "settings": lambda: settings_table(root / "penalties-cifar100-split", root / "cifar100-split-5"),
     }
     for stream, fraction in (("cifar100-split", 0.05), ("cifar100-split", 0.25), ("cifar100-superclass", 0.05)):

@@ -147,6 +147,23 @@ def settings_table(*folders: Path) -> str:
     return _table(("method", "setting", "validation %", "test %"), lines)
 
 
+def statistics_table(root: Path) -> str:
+    """Accuracies when norms use running statistics, as everywhere else, and when they use those of the batch."""
+    records = [record for name in ("statistics", *MEASURED) for record in _records(root / name)]
+    rows = [row for row in results.runs_table(records) if row["order"] == "A"]
+    found: dict[tuple[str, float, str], dict[str, float]] = {}
+    for row in rows:
+        key = str(row["stream"]), _value(row["fraction"]), str(row["method"])
+        found.setdefault(key, {})[str(row["network"])] = _value(row["accuracy"])
+    lines = []
+    for (stream, fraction, method), by in found.items():
+        if "statistics=batch" in by and "" in by:
+            paper = lookup(stream, BACKBONE, fraction, method)
+            shown = f"{paper.accuracy:.2f}" if paper else ""
+            lines.append((f"`{stream}`", f"`{method}`", f"{by['']:.2f}", f"{by['statistics=batch']:.2f}", shown))
+    return _table(("stream", "method", "running statistics %", "those of the batch %", "paper"), lines)
+
+
 def orderings(folder: Path, stream: str, fraction: float) -> str:
     """How many of the orderings that the paper's table clearly shows hold in our runs, and which do not."""
     rows = relations(_records(folder), stream, BACKBONE, fraction).rows
