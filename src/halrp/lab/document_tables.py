@@ -34,7 +34,7 @@ MEASURED = ("cifar100-split-5", "cifar100-split-25", "cifar100-superclass-5")
 
 
 def main_table(folder: Path) -> str:
-    """For the README: every method's accuracy beside the paper's, what is forgotten, and what a further task costs."""
+    """For the README: every method's accuracy beside the paper's, what is forgotten, and what is stored in bytes."""
     lines = []
     for row in sorted(_summary(folder), key=lambda row: -_value(row["accuracy"])):
         paper = lookup(str(row["stream"]), BACKBONE, _value(row["fraction"]), str(row["method"]))
@@ -45,9 +45,11 @@ def main_table(folder: Path) -> str:
                 f"{paper.accuracy:.2f}" if paper else "",
                 "–" if isinstance(row["bwt"], Undefined) else f"{0.0 - _value(row['bwt']):.2f}",
                 "–" if isinstance(row["later_bytes"], Undefined) else f"{row['later_bytes']:,.0f}",
+                "–" if isinstance(row["growth_bytes"], Undefined) else f"{1 + _value(row['growth_bytes']):.2f}",
             )
         )
-    return _table(("method", "accuracy %", "paper", "forgotten, points", "bytes per further task"), lines)
+    head = ("method", "accuracy %", "paper", "forgotten, points", "bytes per further task", "all tasks, in networks")
+    return _table(head, lines)
 
 
 def demo_table(folder: Path) -> str:

@@ -43,7 +43,7 @@ ACCURACY_ABOUT = (
     "with another number of tasks or epochs, or another network, are not compared."
 )
 USUAL_ABOUT = (
-    "One row for each method: of several settings, those with the most runs, or else those of the benchmark's preset. "
+    "One row for each method: of several settings, those of the benchmark's preset, or else those with the most runs. "
 )
 OTHERS_ABOUT = "Runs of the same methods with other settings, or under orders of another kind. "
 ORDERS_ABOUT = (

@@ -48,7 +48,7 @@ BACKBONES = {
     "mlp": "MLP",
     "resnet18": "ResNet-18",
 }
-MAIN = " Of several settings of a method, those with the most runs are shown, or else those of the benchmark's preset."
+MAIN = " Of several settings of a method, those of the benchmark's preset are shown, or else those with the most runs."
 """Said of figures that show `Place.main`."""
 
 Array: TypeAlias = NDArray[np.float64]

@@ -25,8 +25,8 @@ COLUMNS = (
 )
 ABOUT = (
     "Pairs of methods whose accuracies differ by more than the sum of their ± in the paper, and our difference of the "
-    "same pair, in points. Of several settings of a method, those with the most runs count, and only if tasks, "
-    "epochs and network are the paper's. Each of our methods that stands for HALRP has its own rows."
+    "same pair, in points. Of several settings of a method, those of the preset count, or else those with the most "
+    "runs, and only if tasks, epochs and network are the paper's. Each of our methods that stands for HALRP has rows."
 )
 
 

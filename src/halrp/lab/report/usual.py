@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def chosen(groups: Iterable[T], row: Callable[[T], Row]) -> T:
-    """The group that stands for a method: of all orders, the most runs, the settings of the benchmark's preset.
+    """The group that stands for a method: that with the settings of the benchmark's preset, or else with the most runs.
 
     Runs that show what comes of each first task are taken only where there is nothing else. `row` gives a group's row
     of `halrp.lab.results.summary`. Of equals the first is taken.
@@ -22,11 +22,11 @@ def chosen(groups: Iterable[T], row: Callable[[T], Row]) -> T:
     return max(groups, key=lambda group: _weight(row(group)))
 
 
-def _weight(row: Row) -> tuple[bool, int, bool]:
+def _weight(row: Row) -> tuple[bool, bool, int]:
     place = str(row["stream"]), str(row["backbone"]), float(row["fraction"])  # type: ignore[arg-type]
     usual = settings_of_preset(*place).get(str(row["method"]))
     shows_first = str(row["orders"]).startswith(("first-", "all "))
-    return not shows_first, int(row["runs"]), (row["settings"], row["recipe"]) == usual  # type: ignore[arg-type]
+    return not shows_first, (row["settings"], row["recipe"]) == usual, int(row["runs"])  # type: ignore[arg-type]
 
 
 @cache
