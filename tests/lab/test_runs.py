@@ -116,7 +116,8 @@ def test_the_demo_ends_with_a_table_of_all_four_methods_and_a_page(
     printed = capsys.readouterr().out
     for words in ("average", "forgetting", "bytes per", "seconds", "By budget:"):
         assert words in printed
-    assert "HALRP" in page.read_text()
+    assert "<title>Ten tasks on real digits</title>" in page.read_text()
+    assert '"halrp-budget' in page.read_text()
     assert len(list((tmp_path / "records").glob("*.json"))) == 4
 
 

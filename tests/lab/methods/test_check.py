@@ -24,6 +24,7 @@ from halrp.lab.streams import Task
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "halrp-budget": {"growth_per_task": 0.5, "view": "mean"},
+    "halrp-whitened": {"growth_per_task": 0.5, "view": "mean"},
     "halrp-paper": {"growth": 0.9},
     "ibpwf": {"sizes": {"conv1": [18, 12], "conv2": [24, 16], "linear": [16, 12]}},
     "prd": {"prototype_rate": 30.0, "hidden": 32},

@@ -140,9 +140,9 @@ def test_files_left_out_are_named_below_the_folder_that_was_given(tmp_path: Path
 def test_a_thousand_records_make_a_page_in_time() -> None:
     records = many()
     assert len(records) == 1000
-    start = time.perf_counter()
+    start = time.process_time()  # a busy machine makes it no slower
     text = page("Many", build(records), [], made_from(records, [Path("results")]))
-    assert time.perf_counter() - start < 20
+    assert time.process_time() - start < 20
     assert len(text.encode()) < 15_000_000
 
 
