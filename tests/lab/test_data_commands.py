@@ -251,8 +251,8 @@ def test_help_has_examples(command: str) -> None:
 def test_the_command_starts_without_the_laboratory() -> None:
     code = "import sys, halrp.commands; print([n for n in sys.modules if n.startswith('halrp.lab.')])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    light = ("commands", "data_commands", "results_commands", "names")
-    light += ("report", "report.command", "report.tables_command")
+    light = {"commands", "data_commands", "results_commands", "names"}
+    light |= {"report", "report.command", "report.tables_command"}
     assert set(ast.literal_eval(out)) == {f"halrp.lab.{name}" for name in light}
 
 
