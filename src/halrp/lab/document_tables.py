@@ -14,12 +14,11 @@ import numpy as np
 from halrp.lab import demo, results
 from halrp.lab.report.paper import lookup
 from halrp.lab.report.relations import relations
+from halrp.lab.report.usual import chosen
 from halrp.lab.results import Row, Undefined
 
 BACKBONE = "lenet"
 """That of all runs which the documents show."""
-
-
 VARIED = {
     "l2": ("strength",),
     "ewc": ("strength",),
@@ -35,8 +34,12 @@ MEASURED = ("cifar100-split-5", "cifar100-split-25", "cifar100-superclass-5")
 
 def main_table(folder: Path) -> str:
     """For the README: every method's accuracy beside the paper's, what is forgotten, and what is stored in bytes."""
+    methods: dict[str, list[Row]] = {}
+    for row in _summary(folder):
+        methods.setdefault(str(row["method"]), []).append(row)
+    rows = [chosen(some, lambda row: row) for some in methods.values()]
     lines = []
-    for row in sorted(_summary(folder), key=lambda row: -_value(row["accuracy"])):
+    for row in sorted(rows, key=lambda row: -_value(row["accuracy"])):
         paper = lookup(str(row["stream"]), BACKBONE, _value(row["fraction"]), str(row["method"]))
         lines.append(
             (

@@ -97,13 +97,13 @@ def ranks(grouped: Grouped) -> Figure | None:
             views = [str(row.get("view") or "") for row in one.run.rows]
             several = len(set(filter(None, views))) > 1
             shown = [f"{n} · {v}" if several and v else n for n, v in zip(one.names(), views, strict=True)]
-            values = [[_rank(fact, i, layer) for i, fact in enumerate(facts)] for layer in layers]
+            values = [[fact.get(layer) for fact in facts] for layer in layers]
             drawings[run_label(place, group, one)] = _by_layer(shown, layers, values, "rank")
     return figure_of(
         "ranks",
         "Ranks",
-        "How many components each layer keeps for each task; the task that makes the base has none. Where a run chose "
-        "between views of convolutions, the choice stands beside the task.",
+        "How many components each layer keeps for each task. A layer that a task owns outright is empty, and so is the "
+        "task that makes the base. Where a run chose between views of convolutions, the choice stands beside the task.",
         drawings,
     )
 
@@ -148,7 +148,8 @@ def spectra(grouped: Grouped) -> Figure | None:
         "spectra",
         "What components buy, and the cut",
         "The predicted loss that each component of a layer buys, the first 40 of them. Solid lines are the components "
-        "that were kept, dashed ones those that were cut. Shown is the first run of each method and its settings, "
+        "that were kept, dashed ones those that were cut; a layer that a task owns outright keeps all. Shown is the "
+        "first run of each method and its settings, "
         f"with at most {SPECTRA_OF_RUN} of its tasks: the first, the middle and the last"
         + (f"; of {len(drawings)} drawings the first {SPECTRA}." if len(drawings) > SPECTRA else "."),
         dict(list(drawings.items())[:SPECTRA]),
@@ -180,11 +181,6 @@ def _layers(facts: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(layer for fact in sorted(facts, key=len, reverse=True) for layer in fact))
 
 
-def _rank(ranks: Mapping[str, Any], position: int, layer: str) -> float | None:
-    """The rank of a layer: zero if it is not named, and none for the task that makes the base."""
-    return None if position == 0 and not ranks else ranks.get(layer, 0)
-
-
 def _by_layer(
     tasks: Sequence[str], layers: Sequence[str], values: Iterable[Sequence[float | None]], unit: str
 ) -> Field:
@@ -201,7 +197,7 @@ def _spectrum(scores: Mapping[str, list[float]], ranks: Mapping[str, Any]) -> tu
     for layer, bought in scores.items():
         y = significant(bought, 3)
         x = tuple(range(1, len(y) + 1))
-        cut = min(int(ranks.get(layer, 0)), len(y))
+        cut = min(int(ranks.get(layer, len(y))), len(y))  # a layer that is not named is owned outright
         kept = Series(f"{layer}: kept", x[:cut], y[:cut], method=layer)
         rest = Series(f"{layer}: cut", x[cut:], y[cut:], method=layer, dashed=True)
         found += [series for series in (kept, rest) if any_known(series.y)]
