@@ -24,8 +24,8 @@ from halrp.lab.metrics import UndefinedMetric
 from halrp.lab.recorded import Loaded, Problem, Record, Run, load, text
 
 __all__ = [
-    "Loaded", "Problem", "Record", "Row", "Table", "Undefined", "Value", "load", "plain", "runs_table", "summary",
-    "to_csv", "to_json", "write_csv", "write_json",
+    "Loaded", "Problem", "Record", "Row", "Table", "Undefined", "Value", "load", "machine", "plain", "runs_table",
+    "summary", "time_units", "to_csv", "to_json", "write_csv", "write_json",
 ]  # fmt: skip
 
 SIZES = {"bytes": "the stored bytes", "parameters": "the stored parameters", "counted": "the paper's count"}
@@ -67,7 +67,7 @@ def summary(records: Iterable[Record], others: Iterable[Record] | None = None) -
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in chosen:
         groups.setdefault(run.kind, []).append(run)
-    singles, units = _singles(known), _units(known)
+    singles, units = _singles(known), time_units(known)
     return [_row_of_group(group, known, singles, units) for group in groups.values()]
 
 
@@ -315,17 +315,17 @@ def _by_order(group: list[Run], orders: list[str]) -> NDArray[np.float64]:
     return np.stack(p)
 
 
-def _machine(run: Run) -> tuple[Any, ...]:
+def machine(run: Run) -> tuple[Any, ...]:
     """What has to be equal for times to be compared."""
     return run.stream, run.backbone, text(run.network), run.fraction, run.epochs, run.machine
 
 
-def _units(known: list[Run]) -> dict[tuple[Any, ...], float]:
+def time_units(known: Iterable[Run]) -> dict[tuple[Any, ...], float]:
     """The seconds of the first task of `stl`, by what has to be equal."""
     found: dict[tuple[Any, ...], list[float]] = {}
     for run in known:
         if run.method == "stl" and (seconds := run.number(0, "seconds")):
-            found.setdefault(_machine(run), []).append(seconds)
+            found.setdefault(machine(run), []).append(seconds)
     return {machine: metrics.mean(seconds) for machine, seconds in found.items()}
 
 
@@ -333,9 +333,9 @@ def _times(group: list[Run], units: Mapping[tuple[Any, ...], float]) -> Row:
     """Seconds of all tasks and of a later one, as multiples of those of the first task of `stl` on the same machine."""
 
     def ratios(run: Run) -> metrics.Times:
-        if _machine(run) not in units:
+        if machine(run) not in units:
             raise UndefinedMetric("no record of stl with as many epochs from such a machine says how long a task took")
-        return metrics.time_ratios(_column(run, "seconds", "how long tasks took"), units[_machine(run)])
+        return metrics.time_ratios(_column(run, "seconds", "how long tasks took"), units[machine(run)])
 
     def later(run: Run) -> float:
         if run.tasks < 2:

@@ -18,7 +18,7 @@ from halrp.errors import SettingError
 from halrp.lab.names import nearest
 
 if TYPE_CHECKING:
-    from halrp.lab.results import Problem, Record, Row, Table, Value
+    from halrp.lab.results import Loaded, Problem, Record, Row, Table, Value
 
 WIDTH = 100
 NOTHING = "–"
@@ -70,12 +70,7 @@ def results(
         if place is not None and (not Path(place).name or Path(place).is_dir()):
             raise SettingError(f"{place!r} is not a file that a table can be written to; name one, such as table.csv")
     aside = "-" in (as_csv, as_json)
-    places = paths or [Path("results")]
-    found = made.load(places)
-    if not found.records:
-        print_left_out(found.problems, aside=True)
-        where = ", ".join(map(str, places))
-        raise SettingError(f"no finished record in {where} ({len(found.problems)} files were left out)")
+    found = loaded(paths or [Path("results")])
     chosen = _chosen(found.records, method, stream, fraction, order)
     table = (made.runs_table if each else made.summary)(chosen, found.records)
     written = []
@@ -92,6 +87,18 @@ def results(
     print_left_out(found.problems, aside)
     for place in written:
         typer.echo(f"\nwrote {place}: {len(table)} rows", err=aside)
+
+
+def loaded(places: Sequence[Path]) -> Loaded:
+    """The records of files and folders; it is an error if there is none, after what was left out is told."""
+    from halrp.lab.recorded import load
+
+    found = load(places)
+    if not found.records:
+        print_left_out(found.problems, aside=True)
+        where = ", ".join(map(str, places))
+        raise SettingError(f"no finished record in {where} ({len(found.problems)} files were left out)")
+    return found
 
 
 def _chosen(

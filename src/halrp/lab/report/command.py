@@ -12,7 +12,7 @@ import typer
 from rich.filesize import decimal
 
 from halrp.errors import SettingError
-from halrp.lab.results_commands import print_left_out
+from halrp.lab.results_commands import loaded, print_left_out
 
 if TYPE_CHECKING:
     from halrp.lab.report.parts import Drawing, Figure, Section
@@ -49,7 +49,6 @@ def report(
     Examples: halrp report, or halrp report results/cifar100-split-5 -o page.html --figures figures --format pdf
     """
     from halrp import files
-    from halrp.lab import results as made
     from halrp.lab.report.build import build, left_out, made_from
     from halrp.lab.report.page import page
 
@@ -58,11 +57,7 @@ def report(
     if figures is not None and figures.exists() and not figures.is_dir():
         raise SettingError(f"{str(figures)!r} is not a folder; name one that figures can be saved in")
     places = paths or [Path("results")]
-    found = made.load(places)
-    if not found.records:
-        print_left_out(found.problems, aside=True)
-        where = ", ".join(map(str, places))
-        raise SettingError(f"no finished record in {where} ({len(found.problems)} files were left out)")
+    found = loaded(places)
     sections = build(found.records)
     text = page(title, sections, left_out(found.problems, places), made_from(found.records, places)).encode()
     files.write(output, text)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from halrp.lab import metrics
 from halrp.lab.metrics import UndefinedMetric
-from halrp.lab.recorded import Run, text
 from halrp.lab.report.grouped import MAIN, Array, Group, Grouped, Measured, Place, any_known, figure_of, rounded
 from halrp.lab.report.parts import Axis, Chart, Drawing, Figure, Series
+from halrp.lab.results import machine, time_units
 
 
 def figures(grouped: Grouped) -> tuple[Figure, ...]:
@@ -22,11 +21,11 @@ def figures(grouped: Grouped) -> tuple[Figure, ...]:
 
 def time(grouped: Grouped) -> Figure | None:
     """Seconds of each task and of all tasks so far, as multiples of those of the first task of `stl`."""
-    references = _references(grouped)
+    units = time_units(one.run for _, _, one in grouped.each())
 
     def ratios(one: Measured, cumulative: bool) -> Array:
         try:
-            times = metrics.time_ratios(one.column("seconds"), references.get(_here(one.run), np.nan))
+            times = metrics.time_ratios(one.column("seconds"), units.get(machine(one.run), np.nan))
         except UndefinedMetric:
             return np.full(one.run.tasks, np.nan)
         return np.array(times.cumulative if cumulative else times.per_task)
@@ -74,17 +73,3 @@ def _lines(place: Place, find: Callable[[Group], Array], digits: int = 3) -> tup
             notes = (group.repeats,) * len(y)
             found.append(Series(group.name, place.positions, y, notes=notes, method=group.method))
     return tuple(found)
-
-
-def _here(run: Run) -> tuple[Any, ...]:
-    """What runs have to share for their seconds to be compared."""
-    return run.stream, run.backbone, text(run.network), run.fraction, run.epochs, run.machine
-
-
-def _references(grouped: Grouped) -> dict[tuple[Any, ...], float]:
-    """The mean seconds of the first task of `stl`."""
-    found: dict[tuple[Any, ...], list[float]] = {}
-    for _, group, one in grouped.each():
-        if group.method == "stl" and (seconds := one.run.number(0, "seconds")):
-            found.setdefault(_here(one.run), []).append(seconds)
-    return {here: metrics.mean(seconds) for here, seconds in found.items()}

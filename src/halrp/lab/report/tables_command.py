@@ -16,7 +16,7 @@ from rich.table import Table as RichTable
 from halrp import files
 from halrp.errors import SettingError
 from halrp.lab.names import nearest
-from halrp.lab.results_commands import NOTHING, WIDTH, print_left_out
+from halrp.lab.results_commands import NOTHING, WIDTH, loaded, print_left_out
 
 if TYPE_CHECKING:
     from halrp.lab.recorded import Record
@@ -69,18 +69,12 @@ def tables(
     Examples: halrp tables, or halrp tables results --stream cifar100-split --fraction 0.05 --latex -o table.tex
     """
     from halrp.lab.report import texts
-    from halrp.lab.results import load
 
     nearest("table", table, KEYS)
     forms = {"--latex": (latex, texts.latex), "--csv": (csv, texts.csv), "--markdown": (markdown, texts.markdown)}
     asked = {option: to_text for option, (wanted, to_text) in forms.items() if wanted}
     _refuse(list(asked), output)
-    places = paths or [Path("results")]
-    found = load(places)
-    if not found.records:
-        print_left_out(found.problems, aside=True)
-        where = ", ".join(map(str, places))
-        raise SettingError(f"no finished record in {where} ({len(found.problems)} files were left out)")
+    found = loaded(paths or [Path("results")])
     made = _made(table, found.records, _wanted(found.records, stream, backbone, fraction, everything), everything)
     for to_text in asked.values():
         if output is None:
