@@ -27,12 +27,13 @@ from halrp.describe import describe, recalled_recipe
 from halrp.errors import DataError, HeadError, SettingError, TaskError, UnknownTaskError, WrongBaseError
 from halrp.layers import empty_factors
 from halrp.method import Halrp
-from halrp.mixed import MixedModule, logits_of, normalises_by_batch, sizes_of
+from halrp.mixed import normalises_by_batch
 from halrp.plan import plan
+from halrp.predict import Predictor
 from halrp.store import Store
-from halrp.train import Group, Notify, Recipe, Training, autocast, evaluate
+from halrp.train import Group, Notify, Recipe, Training, autocast
 from halrp.truncate import truncate
-from halrp.tuning import tuned, tuning
+from halrp.tuning import preferred, tuned, tuning
 
 
 class Learner:
@@ -76,8 +77,7 @@ class Learner:
         self._base = self._initial if base == "given" else None
         self._tasks: dict[str, Delta] = {}
         self._scores: dict[str, Mapping[str, Tensor]] = {}
-        self._modules: dict[str | None, nn.Module] = {}
-        self._mixed: MixedModule | None = None
+        self._predictor: Predictor | None = None
         self._store = store if store is None or isinstance(store, Store) else Store(store)
         if self._store is not None and self._store.exists():
             self._restore(self._store)
@@ -220,7 +220,7 @@ class Learner:
                 size,
                 draws.generator(*self._names(name), "truncate", view),
             )
-            for view in self._views(kernels, val)
+            for view in method.views(any(kernels.values()), val is not None)
         }
         # Fine-tune: each start for a while, then the one that validation data prefer to the end.
         runs = [tuning(base, method, view, start, owned, classes) for view, start in starts.items()]
@@ -229,7 +229,7 @@ class Learner:
             self._training(name, f"fine-tune: {run.view}", run.net, run.groups, lesson, epochs, checkpoints)
             for run in runs
         ]
-        best = 0 if val is None or len(runs) == 1 else self._choose(trainings, val, checkpoints)
+        best = 0 if val is None or len(runs) == 1 else preferred(trainings, method.trial, val, recipe, checkpoints)
         trainings[best].run()
         # Compress and commit.
         start, foreseen = runs[best].start, owned.keys()
@@ -255,29 +255,16 @@ class Learner:
         x = self._body.arranged(x)
         with torch.no_grad(), autocast(self.recipe.autocast, self.device):
             if task is None or isinstance(task, str):
-                module = self._module(task)
-                return torch.cat([logits_of(module, rows, task) for rows in x.split(sizes_of(module, len(x), batch))])
-            if len(task) != x.shape[0]:
-                raise DataError(f"predict: {len(task)} tasks for {x.shape[0]} rows; name one for each row")
-            return self._predict_mixed(x, task, batch)
-
-    def _predict_mixed(self, x: Tensor, tasks: Sequence[str | None], batch: int) -> Tensor:
-        names = [None, *self._tasks]
-        for name in dict.fromkeys(tasks):
-            self._delta_of(name)
-        if self._mixed is None:
-            self._mixed = MixedModule(self._ready.module, self._ready.plan, [self._delta_of(name) for name in names])
-        position = {name: index for index, name in enumerate(names)}
-        rows = torch.tensor([position[name] for name in tasks], device=x.device)
-        return self._mixed.batched(x, rows, batch)
+                return self._predicting.one(x, task, batch)
+            return self._predicting.mixed(x, task, batch)
 
     def module(self, task: str | None) -> nn.Module:
         """A task as an `nn.Module` in evaluation mode that shares the base's tensors. Do not train it."""
-        return self._ready.view(self._delta_of(task))
+        return self._ready.view(self._predicting.delta(task))
 
     def export(self, task: str | None) -> nn.Module:
         """A task as a plain module of the model's own classes, with merged weights, that shares nothing."""
-        return self._ready.merged(self._delta_of(task))
+        return self._ready.merged(self._predicting.delta(task))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the base and every task to a store; what is already there and equal is left as it is."""
@@ -321,6 +308,12 @@ class Learner:
         if self._base is None:
             raise UnknownTaskError("there is no base yet: learn a first task, or use Learner(..., base='given')")
         return self._base
+
+    @property
+    def _predicting(self) -> Predictor:
+        if self._predictor is None:
+            self._predictor = Predictor(self._ready, self._tasks)
+        return self._predictor
 
     def _names(self, name: str) -> tuple[object, ...]:
         """What every random draw of a task is a function of."""
@@ -379,38 +372,18 @@ class Learner:
         parts = (*self._names(name), self._body.fingerprint, lesson.classes, *examples, self._how(lesson))
         return self._store.checkpoints(name, parts)
 
-    def _choose(self, trainings: list[Training], val: Data, checkpoints: Checkpoints | None) -> int:
-        """Train each view for a while; the one with the lowest validation loss goes on. The choice is remembered."""
-        known = None if checkpoints is None else checkpoints.load("choice")
-        if known is not None:
-            return int(known[1]["best"])
-        trial = max(1, round(self.method.trial * trainings[0].epochs))
-        recipe = self.recipe
-        losses = [evaluate(t.run(trial).module, val, recipe.batch, recipe.autocast)[0] for t in trainings]
-        best = losses.index(min(losses))
-        if checkpoints is not None:
-            checkpoints.save("choice", {}, {"best": best})
-        return best
-
     def _header(self, base: Base, name: str, classes: int, owned: Mapping[str, Tensor], how: Mapping[str, Any]) -> int:
         """A bound on the bytes of a task's file that are not tensors: names, shapes and how it was learned."""
         factors = {n: empty_factors(w) for n, w in base.weights().items()}
         roles = {n: base.plan.role(n) for n in owned}
         return Delta.pack(name, classes, base.fingerprint, factors, owned, roles, view="mean", **how).header_bound()
 
-    def _views(self, kernels: Mapping[str, bool], val: Data | None) -> tuple[str, ...]:
-        """The views of convolutions to try: both only if there is something to choose and data to choose by."""
-        if self.method.view != "validation":
-            return (self.method.view,)
-        return ("mean", "full") if any(kernels.values()) and val is not None else ("mean",)
-
     def _commit(self, base: Base, tasks: dict[str, Delta], checkpoints: Checkpoints | None) -> None:
         """Make tasks immutable: in the store first, if there is one, then here, all at once."""
         changed = [delta for name, delta in tasks.items() if self._tasks.get(name) is not delta]
         if self._store is not None:
             self._store.commit(base, changed, known=self._tasks)
-        self._modules = {n: m for n, m in self._modules.items() if n in tasks and tasks[n] is self._tasks.get(n)}
-        self._base, self._tasks, self._mixed = base, tasks, None
+        self._base, self._tasks, self._predictor = base, tasks, Predictor(base, tasks, self._predictor)
         if checkpoints is not None:
             checkpoints.clear()
 
@@ -422,21 +395,7 @@ class Learner:
                 f"the store {store.folder} was made on a base with fingerprint {base.fingerprint[:12]}…, the given "
                 f"model has {self._base.fingerprint[:12]}…; pass the model it was made with, or another folder"
             )
-        self._base, self._tasks = base, store.read_all(base)
-
-    def _module(self, task: str | None) -> nn.Module:
-        if task not in self._modules:
-            self._modules[task] = self.module(task)
-        return self._modules[task]
-
-    def _delta_of(self, task: str | None) -> Delta | None:
-        """What a task owns; None for the base's own."""
-        if task is None:
-            return None
-        if task not in self._tasks:
-            known = ", ".join(map(repr, self._tasks)) or "none yet"
-            raise UnknownTaskError(f"no task named {task!r} has been learned; learned: {known}")
-        return self._tasks[task]
+        self._base, self._tasks, self._predictor = base, store.read_all(base), None
 
 
 def _fixed(owned: Mapping[str, Tensor]) -> list[Fixed]:

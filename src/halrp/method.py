@@ -78,6 +78,12 @@ class Halrp:
             if not 0 <= getattr(self, name) < math.inf:
                 raise SettingError(f"Halrp({name}={getattr(self, name)}) must be finite and not negative")
 
+    def views(self, kernels: bool, validation: bool) -> tuple[str, ...]:
+        """The views of convolutions to try: both only if there are kernels to choose for and data to choose by."""
+        if self.view != "validation":
+            return (self.view,)
+        return ("mean", "full") if kernels and validation else ("mean",)
+
     @staticmethod
     def paper(rate: float = 0.9, growth: float = 0.2, l1: float = 1e-4, l2: float = 1e-4, *, warm_up: int = 1) -> Halrp:
         """The paper's equations to the letter: Eqs. 3–13, summed squared gradients, no bounds on ranks.

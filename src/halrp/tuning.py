@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from halrp.base import Base
+from halrp.checkpoint import Checkpoints
+from halrp.data import Data
 from halrp.layers import Factors
 from halrp.method import Halrp
-from halrp.train import Group
+from halrp.train import Group, Recipe, Training, evaluate
 from halrp.truncate import Start
 
 
@@ -41,6 +43,21 @@ def tuning(base: Base, method: Halrp, view: str, start: Start, owned: Mapping[st
         Group(_parameters(t for n, t in own.items() if n not in start.owned)),
     ]
     return Tuning(view, start, base.tuning_view(factors, own, classes), factors, own, groups)
+
+
+def preferred(
+    trainings: Sequence[Training], trial: float, val: Data, recipe: Recipe, checkpoints: Checkpoints | None
+) -> int:
+    """Train each start for a share `trial` of its epochs; the index of the lowest validation loss, remembered."""
+    known = None if checkpoints is None else checkpoints.load("choice")
+    if known is not None:
+        return int(known[1]["best"])
+    epochs = max(1, round(trial * trainings[0].epochs))
+    losses = [evaluate(t.run(epochs).module, val, recipe.batch, recipe.autocast)[0] for t in trainings]
+    best = losses.index(min(losses))
+    if checkpoints is not None:
+        checkpoints.save("choice", {}, {"best": best})
+    return best
 
 
 def tuned(base: Base, run: Tuning) -> tuple[dict[str, Factors], dict[str, Tensor]]:
