@@ -1,6 +1,6 @@
 """What a task's file is made of: LeNet at the paper's growth per task, part by part, beside a full network.
 
-Ranks are those that runs on CIFAR100-Split end with (`results/cifar100-split`); the numbers in the factors do not
+Ranks are those that runs on CIFAR100-Split end with (`results/cifar100-split-25`); the numbers in the factors do not
 matter for the size.
 
     python -m benchmarks.file_parts

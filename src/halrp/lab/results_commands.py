@@ -60,7 +60,7 @@ def results(
     all columns in full precision, the screen the main ones. A value that is undefined is shown as –, and the reason
     stands beneath; files have it in the last column. FILE - is the standard output, without the table on the screen.
 
-    Examples: halrp results, or halrp results results/cifar100-split --fraction 0.25 --csv table.csv
+    Examples: halrp results, or halrp results results/cifar100-split-25 --csv table.csv
     """
     from halrp.lab import results as made
 

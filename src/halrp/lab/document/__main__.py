@@ -1,0 +1,5 @@
+"""`python -m halrp.lab.document`."""
+
+from halrp.lab.document import main
+
+main()
