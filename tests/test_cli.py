@@ -9,19 +9,20 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
-from typer.testing import CliRunner
 
 from halrp import Halrp, Learner, Store, cli, commands, exported
 from halrp import __version__ as version
 from halrp.commands import app
 from halrp.errors import ModelError
 from halrp.store import Manifest
+from tests.commands import invoke
 from tests.helpers import FAST, net, tiny_task
 
 MODEL = "tests.test_cli:build"
@@ -54,14 +55,7 @@ def build_text() -> str:
     return "not a model"
 
 
-class Result:
-    """What a run of the command left behind."""
-
-    def __init__(self, *arguments: object) -> None:
-        run = CliRunner().invoke(app, [str(a) for a in arguments])
-        if run.exception is not None and not isinstance(run.exception, SystemExit):
-            raise run.exception
-        self.code, self.out, self.error = run.exit_code, run.stdout, run.stderr
+ran = partial(invoke, app)
 
 
 @pytest.fixture(scope="module")
@@ -95,30 +89,30 @@ def _own_path() -> Iterator[None]:
 
 
 def test_help_says_what_a_model_and_a_store_are_and_names_every_command() -> None:
-    text = Result("--help").out
+    text = ran("--help").out
     for word in ("package.module:callable", "learner.save", "explain", "inspect", "verify", "export", "Exit codes"):
         assert word in text
     for command in ("explain", "inspect", "verify", "export"):
-        assert f"Example: halrp {command}" in Result(command, "--help").out
+        assert f"Example: halrp {command}" in ran(command, "--help").out
 
 
 def test_version() -> None:
-    assert Result("--version").out == f"{version}\n"
+    assert ran("--version").out == f"{version}\n"
 
 
 # ---- explain ----------------------------------------------------------------------------------------------------
 
 
 def test_explain_prints_the_table_or_json() -> None:
-    found = Result("explain", MODEL)
+    found = ran("explain", MODEL)
     assert found.code == 0
     assert "Smallest budget of a task" in found.out
-    facts = json.loads(Result("explain", MODEL, "--json", "--head", "hidden", "--precision", "int8").out)
+    facts = json.loads(ran("explain", MODEL, "--json", "--head", "hidden", "--precision", "int8").out)
     assert (facts["head"], facts["precision"]) == ("hidden", "int8")
 
 
 def test_explain_exits_with_one_for_a_refused_model() -> None:
-    found = Result("explain", "tests.test_cli:build_nothing")
+    found = ran("explain", "tests.test_cli:build_nothing")
     assert found.code == 1
     assert "no adaptable layer" in found.out
 
@@ -127,7 +121,7 @@ def test_a_model_is_imported_from_the_current_folder(tmp_path: Path, monkeypatch
     source = "from torch import nn\nclass Nets:\n    tiny = nn.Sequential(nn.Linear(12, 12), nn.Linear(12, 3))\n"
     (tmp_path / "models_of_this_folder.py").write_text(source)
     monkeypatch.chdir(tmp_path)
-    assert Result("explain", "models_of_this_folder:Nets.tiny").code == 0
+    assert ran("explain", "models_of_this_folder:Nets.tiny").code == 0
 
 
 @pytest.mark.parametrize(
@@ -140,7 +134,7 @@ def test_a_model_is_imported_from_the_current_folder(tmp_path: Path, monkeypatch
     ],
 )
 def test_a_model_that_cannot_be_built_is_one_line_and_exit_code_two(model: str, message: str) -> None:
-    found = Result("explain", model)
+    found = ran("explain", model)
     assert (found.code, found.out) == (2, "")
     assert message in found.error
     assert found.error.count("\n") == 1
@@ -150,14 +144,14 @@ def test_a_model_whose_own_imports_fail_keeps_its_traceback(tmp_path: Path, monk
     (tmp_path / "needs_something.py").write_text("import no_such_dependency\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="no_such_dependency"):
-        Result("explain", "needs_something:build")
+        ran("explain", "needs_something:build")
 
 
 # ---- inspect ----------------------------------------------------------------------------------------------------
 
 
 def test_inspect_json_tells_of_every_task_in_order(learner: Learner, saved: Path) -> None:
-    facts = json.loads(Result("inspect", saved, "--json").out)
+    facts = json.loads(ran("inspect", saved, "--json").out)
     assert [task["name"] for task in facts["tasks"]] == list(learner.tasks)
     assert facts["fingerprint"] == learner.tasks["third"].base
     assert facts["version"] == version
@@ -173,7 +167,7 @@ def test_inspect_json_tells_of_every_task_in_order(learner: Learner, saved: Path
 
 
 def test_inspect_prints_a_line_for_every_task(learner: Learner, saved: Path) -> None:
-    found = Result("inspect", saved)
+    found = ran("inspect", saved)
     assert found.code == 0
     delta = learner.tasks["second task"]
     line = next(line for line in found.out.splitlines() if line.startswith("second task"))
@@ -188,7 +182,7 @@ def test_inspect_prints_a_line_for_every_task(learner: Learner, saved: Path) -> 
 
 @pytest.mark.parametrize("arguments", [(), ("--model", MODEL)])
 def test_verify_reads_every_file_of_a_good_store(saved: Path, arguments: tuple[str, ...]) -> None:
-    found = Result("verify", saved, *arguments)
+    found = ran("verify", saved, *arguments)
     assert found.code == 0
     lines = found.out.splitlines()
     assert [line.split()[0] for line in lines] == ["good"] * 5 + ["all"]
@@ -211,7 +205,7 @@ def flip(path: Path) -> None:
 def test_verify_names_the_damaged_file_and_reads_the_others(store: Path, victim: str) -> None:
     path = files_of(store)[victim]
     flip(path)
-    found = Result("verify", store)
+    found = ran("verify", store)
     assert found.code == 1
     bad = [line for line in found.out.splitlines() if line.startswith("bad")]
     assert len(bad) == 1
@@ -225,7 +219,7 @@ def test_verify_finds_all_of_several_problems(store: Path) -> None:
     flip(paths["base"])
     paths["first"].unlink()
     paths["third"].write_bytes(b"")
-    found = Result("verify", store, "--model", MODEL)
+    found = ran("verify", store, "--model", MODEL)
     assert found.code == 1
     for name in ("base", "first", "third"):
         assert f"bad         {paths[name].relative_to(store).as_posix()}" in found.out
@@ -242,7 +236,7 @@ def test_verify_checks_files_by_their_names_when_the_manifest_is_lost(store: Pat
         paths["manifest"].write_bytes(paths["manifest"].read_bytes()[:-20])
     else:
         paths["manifest"].unlink()
-    found = Result("verify", store)
+    found = ran("verify", store)
     assert found.code == 1
     assert "bad         manifest.json" in found.out
     assert f"bad         {paths['second task'].relative_to(store).as_posix()}" in found.out
@@ -274,23 +268,23 @@ def test_verify_finds_numbers_that_are_not_finite(learner: Learner, store: Path)
     bias[1] = torch.nan
     recommit(store, "second task", with_plain(learner, "fc.bias", bias))
     for arguments in ((), ("--model", MODEL)):
-        found = Result("verify", store, *arguments)
+        found = ran("verify", store, *arguments)
         assert found.code == 1
         assert "NaN or infinity in fc.bias" in found.out
 
 
 def test_verify_asks_for_the_model_to_tell_a_placeholder_from_a_broken_weight(tmp_path: Path) -> None:
     Learner(build_placeholder(), base="given").save(tmp_path)
-    found = Result("verify", tmp_path)
+    found = ran("verify", tmp_path)
     assert found.code == 1
     assert "NaN in placeholder; if it is a buffer and meant to, give the model" in found.out
-    assert Result("verify", tmp_path, "--model", "tests.test_cli:build_placeholder").code == 0
+    assert ran("verify", tmp_path, "--model", "tests.test_cli:build_placeholder").code == 0
 
 
 def test_verify_finds_shapes_that_do_not_fit_only_with_a_model(learner: Learner, store: Path) -> None:
     recommit(store, "second task", with_plain(learner, "fc.bias", torch.zeros(9)))
-    assert Result("verify", store).code == 0
-    found = Result("verify", store, "--model", MODEL)
+    assert ran("verify", store).code == 0
+    found = ran("verify", store, "--model", MODEL)
     assert found.code == 1
     assert "fc.bias has shape (9,), expected (4,)" in found.out
 
@@ -299,14 +293,14 @@ def test_verify_finds_a_task_of_another_base_and_a_task_under_another_name(learn
     other = Learner(net("conv", 1), base="given", recipe=FAST, method=Halrp.budget(8_000))
     recommit(store, "second task", other.learn("second task", tiny_task("conv", 1)).to_bytes())
     recommit(store, "third", learner.tasks["first"].to_bytes())
-    found = Result("verify", store)
+    found = ran("verify", store)
     assert found.code == 1
     assert "it belongs to a base" in found.out
     assert "it holds the task 'first', not 'third'" in found.out
 
 
 def test_verify_finds_a_model_that_does_not_fit(saved: Path) -> None:
-    found = Result("verify", saved, "--model", "tests.test_cli:build_other")
+    found = ran("verify", saved, "--model", "tests.test_cli:build_other")
     assert found.code == 1
     assert "does not fit the model" in found.out
 
@@ -316,7 +310,7 @@ def test_verify_lists_what_no_commit_names_without_calling_it_a_problem(store: P
     (store / "work" / "birds-00").mkdir(parents=True)
     (store / "work" / "birds-00" / "warm-up.safetensors").write_bytes(b"state")
     (store / "lock").touch()
-    found = Result("verify", store)
+    found = ran("verify", store)
     assert found.code == 0
     assert "orphan      tasks/.half-written.part" in found.out
     assert "unfinished  work/birds-00/warm-up.safetensors" in found.out
@@ -327,7 +321,7 @@ def test_verify_changes_nothing(store: Path) -> None:
         return {str(p): (p.read_bytes(), p.stat().st_mtime_ns) for p in store.rglob("*") if p.is_file()}
 
     before = state()
-    Result("verify", store, "--model", MODEL)
+    ran("verify", store, "--model", MODEL)
     assert state() == before
 
 
@@ -340,7 +334,7 @@ def example(rows: int) -> Tensor:
 
 def test_export_to_onnx_takes_any_number_of_rows(learner: Learner, saved: Path, tmp_path: Path) -> None:
     path = tmp_path / "second.onnx"
-    found = Result("export", saved, "second task", "-o", path, "--model", MODEL, "--input", SHAPE)
+    found = ran("export", saved, "second task", "-o", path, "--model", MODEL, "--input", SHAPE)
     assert found.code == 0
     assert "largest difference from predict" in found.out
     session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
@@ -356,12 +350,12 @@ def test_export_to_pt2_with_a_fixed_batch_and_no_overwriting(learner: Learner, s
     path = tmp_path / "first.pt2"
     arguments = ("export", saved, "first", "-o", path, "--model", MODEL, "--input", "4,3,8,8", "--batch", "fixed")
     path.write_bytes(b"precious")
-    refused = Result(*arguments)
+    refused = ran(*arguments)
     assert refused.code == 2
     assert "exists" in refused.error
     assert "--force" in refused.error
     assert path.read_bytes() == b"precious"
-    assert Result(*arguments, "--force").code == 0
+    assert ran(*arguments, "--force").code == 0
     module = torch.export.load(io.BytesIO(path.read_bytes())).module()
     x = example(4)
     torch.testing.assert_close(module(x), learner.predict(x, "first"), rtol=1e-5, atol=1e-5)
@@ -375,10 +369,10 @@ def test_export_of_a_model_that_reads_tokens(tmp_path: Path) -> None:
     tokens.learn("a", tiny_task("gru"))
     tokens.save(tmp_path / "store")
     arguments = ("export", tmp_path / "store", "a", "-o", tmp_path / "a.pt2", "--model", "tests.test_cli:build_tokens")
-    refused = Result(*arguments, "--input", "1,6")
+    refused = ran(*arguments, "--input", "1,6")
     assert refused.code == 2
     assert "--tokens" in refused.error
-    assert Result(*arguments, "--input", "1,6", "--tokens", "20").code == 0
+    assert ran(*arguments, "--input", "1,6", "--tokens", "20").code == 0
 
 
 @pytest.mark.parametrize(
@@ -399,7 +393,7 @@ def test_export_refuses_with_one_line_and_writes_nothing(
     monkeypatch.chdir(tmp_path)
     given = {"store": str(saved), "task": "third", "-o": "model.pt2", "--model": MODEL, "--input": SHAPE} | arguments
     options = [text for name in ("-o", "--model", "--input") for text in (name, given[name])]
-    found = Result("export", given["store"], given["task"], *options)
+    found = ran("export", given["store"], given["task"], *options)
     assert found.code == 2
     assert any(part in found.error for part in message.split("|"))
     assert found.error.startswith("halrp: ")
@@ -416,7 +410,7 @@ def test_a_file_that_computes_something_else_is_not_written(tmp_path: Path) -> N
 
 def test_onnx_without_its_libraries_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exported, "_NEEDED", ("onnx", "no_such_library"))
-    found = Result("export", "store", "a", "-o", tmp_path / "m.onnx", "--model", MODEL, "--input", "1,2")
+    found = ran("export", "store", "a", "-o", tmp_path / "m.onnx", "--model", MODEL, "--input", "1,2")
     assert found.code == 2
     assert "ONNX needs no_such_library; run: pip install 'halrp[onnx]'" in found.error
 
@@ -429,7 +423,7 @@ def test_an_interrupt_exits_with_130(saved: Path, monkeypatch: pytest.MonkeyPatc
         raise KeyboardInterrupt
 
     monkeypatch.setattr(commands, "verify", interrupted)
-    assert Result("verify", saved).code == 130
+    assert ran("verify", saved).code == 130
 
 
 def test_without_typer_the_command_says_how_to_install_it(

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from halrp.commands import app
 from halrp.lab import engines, methods, presets, runs, streams
+from tests.commands import invoke
 from tests.lab.tiny_cells import BUDGET, FAILING, FINETUNE, STL, SWEEP, Inline, alone, records
 
 DIGITS = ("--stream", "digits", "--backbone", "digits-net", "--tasks", 2, "--epochs", 1)
 
-
-class Result:
-    """What a run of the command left behind."""
-
-    def __init__(self, *arguments: object) -> None:
-        run = CliRunner().invoke(app, [str(a) for a in arguments])
-        if run.exception is not None and not isinstance(run.exception, SystemExit):
-            raise run.exception
-        self.code, self.out, self.error = run.exit_code, run.stdout, run.stderr
+ran = partial(invoke, app)
 
 
 @pytest.fixture(autouse=True)
@@ -34,8 +27,8 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("command", ["run", "sweep", "resume", "methods", "streams", "presets"])
 def test_every_command_teaches_by_example(command: str) -> None:
-    assert f"halrp {command}" in Result(command, "--help").out
-    assert command in Result("--help").out
+    assert f"halrp {command}" in ran(command, "--help").out
+    assert command in ran("--help").out
 
 
 # ---- run --------------------------------------------------------------------------------------------------------
@@ -43,7 +36,7 @@ def test_every_command_teaches_by_example(command: str) -> None:
 
 def test_run_prints_a_line_for_each_task_and_a_table_and_writes_the_record(tmp_path: Path) -> None:
     given = ("run", "--method", "ewc", "--set", "strength=10", "--recipe", "lr=0.01", *DIGITS, "--results", "out")
-    found = Result(*given, "--tensorboard", "events")
+    found = ran(*given, "--tensorboard", "events")
     assert found.code == 0, found.error
     [path] = (tmp_path / "out").glob("*.json")
     record = runs.read(path)
@@ -55,7 +48,7 @@ def test_run_prints_a_line_for_each_task_and_a_table_and_writes_the_record(tmp_p
     assert f"task 2 of 2  5-9-upright: accuracy {last:5.1f}%" in found.out
     for word in ("average accuracy", "backward transfer", "stored", path.stem):
         assert word in found.out
-    again = Result(*given)
+    again = ran(*given)
     assert again.out.startswith(f"{path.stem}: already there")
     assert again.code == 0
     assert scalars(tmp_path / "events" / path.stem)["accuracy of each task/test/1"] == {1: pytest.approx(last)}
@@ -71,7 +64,7 @@ def scalars(folder: Path) -> dict[str, dict[int, float]]:
 
 def test_run_takes_a_cell_of_a_preset_or_file_and_changes_it(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(SWEEP.replace("[[cells]]", "[grid]\nseed = [3, 4]\n[[cells]]", 1))
-    found = Result("run", "mine.toml", "--method", "stl", "--tasks", 1, "--epochs", 1, "--fraction", 0.5)
+    found = ran("run", "mine.toml", "--method", "stl", "--tasks", 1, "--epochs", 1, "--fraction", 0.5)
     assert found.code == 0, found.error
     [path] = (tmp_path / "results").glob("*.json")
     expected = {"seed": 3, "fraction": 0.5, "tasks": 1, "recipe": {"epochs": 1, "batch": 32}}
@@ -79,7 +72,7 @@ def test_run_takes_a_cell_of_a_preset_or_file_and_changes_it(tmp_path: Path) -> 
 
 
 def test_joint_learning_tells_accuracies_at_the_end() -> None:
-    found = Result("run", "--method", "mtl", *DIGITS)
+    found = ran("run", "--method", "mtl", *DIGITS)
     assert "task 1 of 2  0-4-upright: waits for the last task" in found.out
     assert "none: tasks were learned together" in found.out
 
@@ -124,7 +117,7 @@ def test_bad_configurations_are_one_line_exit_code_two_and_nothing_written(
     (tmp_path / "file").write_text("")
     (tmp_path / "good.toml").write_text(SWEEP)
     (tmp_path / "typo.toml").write_text('ordr = "A"\n' + SWEEP)
-    found = Result(*arguments)
+    found = ran(*arguments)
     assert found.code == 2
     assert message in found.error
     assert found.error.startswith("halrp: ")
@@ -138,18 +131,18 @@ def test_bad_configurations_are_one_line_exit_code_two_and_nothing_written(
 def test_a_sweep_lists_runs_and_skips_cells_and_exits_with_one_if_one_failed(tmp_path: Path) -> None:
     bad = '[[cells]]\nmethod = "stl"\nrecipe = { epochs = 1, lr = 1e38, batch = 128 }\n'
     (tmp_path / "sweep.toml").write_text(SWEEP + bad)
-    dry = Result("sweep", "sweep.toml", "--dry-run")
+    dry = ran("sweep", "sweep.toml", "--dry-run")
     assert dry.code == 0
     assert dry.out.endswith("4 cells, 4 to run\n")
     assert f"to run  {BUDGET.name}\n" in dry.out
     assert not (tmp_path / "results").exists()
 
-    chosen = Result("sweep", "sweep.toml", "--only", "method=stl", "recipe.lr=0.001")
+    chosen = ran("sweep", "sweep.toml", "--only", "method=stl", "recipe.lr=0.001")
     assert chosen.code == 0, chosen.error
     assert f"done   {STL.name}" in chosen.out
     assert list(records(tmp_path / "results")) == [STL.name]
 
-    found = Result("sweep", "sweep.toml", "--jobs", 1)
+    found = ran("sweep", "sweep.toml", "--jobs", 1)
     assert found.code == 1
     assert "3 of 4 cells done, 1 failed. Records: results" in found.out
     assert f"halrp: {FAILING.name} failed: " in found.error
@@ -162,7 +155,7 @@ def test_a_damaged_record_fails_its_cell_and_no_other(tmp_path: Path) -> None:
     (tmp_path / "sweep.toml").write_text(SWEEP)
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / f"{STL.name}.json").write_text("{")
-    found = Result("sweep", "sweep.toml", "--only", "method=stl,finetune")
+    found = ran("sweep", "sweep.toml", "--only", "method=stl,finetune")
     assert found.code == 1
     assert f"{STL.name} failed: " in found.error
     assert "is not a record" in found.error
@@ -179,17 +172,17 @@ def test_an_interrupted_run_exits_with_130_and_resume_ends_it(tmp_path: Path, mo
     which = ("--method", "finetune", "--stream", "digits", "--backbone", "digits-net", "--tasks", 3)
     with monkeypatch.context() as patch:
         patch.setitem(methods.METHODS, "finetune", methods.Known(Interrupted, "stops"))
-        found = Result("run", *which, "--epochs", 2, "--recipe", "batch=32")
+        found = ran("run", *which, "--epochs", 2, "--recipe", "batch=32")
     assert found.code == 130
     assert "the same command goes on" in found.error
     (tmp_path / "results" / f"foreign{runs.UNFINISHED}").write_text("foreign")
-    resumed = Result("resume")
+    resumed = ran("resume")
     assert resumed.code == 1
     assert f"foreign{runs.UNFINISHED} cannot be gone on from" in resumed.error
     assert f"done   {FINETUNE.name}" in resumed.out
     assert records(tmp_path / "results") == alone(tmp_path / "alone", [FINETUNE])
     (tmp_path / "results" / f"foreign{runs.UNFINISHED}").unlink()
-    assert Result("resume").out == "nothing is unfinished in results\n"
+    assert ran("resume").out == "nothing is unfinished in results\n"
 
 
 def test_a_plain_name_on_part_of_the_data_runs_as_the_subset_and_says_so(
@@ -203,31 +196,31 @@ def test_a_plain_name_on_part_of_the_data_runs_as_the_subset_and_says_so(
         return replace(load(name.removesuffix(streams.SUBSET), *rest), name="digits@subset")
 
     monkeypatch.setattr(streams, "load", partial)
-    found = Result("run", "--method", "stl", *DIGITS)
+    found = ran("run", "--method", "stl", *DIGITS)
     assert found.code == 0, found.error
     assert "note: the data of 'digits' are not whole: it runs, and is recorded, as 'digits@subset'" in found.error
     [path] = (tmp_path / "results").glob("*.json")
     assert runs.read(path)["cell"]["stream"] == "digits@subset"
-    assert "already there" in Result("run", "--method", "stl", *DIGITS).out
+    assert "already there" in ran("run", "--method", "stl", *DIGITS).out
 
 
 # ---- lists ------------------------------------------------------------------------------------------------------
 
 
 def test_methods_lists_all_and_shows_the_settings_of_one() -> None:
-    text = Result("methods").out
+    text = ran("methods").out
     for name, known in methods.METHODS.items():
         assert name in text
         assert known.about in text
-    one = Result("methods", "ewc").out
+    one = ran("methods", "ewc").out
     assert "strength" in one
     assert "100000.0" in one
     assert "Fisher" in one
-    assert "growth_per_task" in Result("methods", "halrp-budget").out
+    assert "growth_per_task" in ran("methods", "halrp-budget").out
 
 
 def test_streams_says_how_many_tasks_there_are_and_whether_data_are_here(tmp_path: Path) -> None:
-    lines = {line.split()[0]: line for line in Result("streams", "--data", tmp_path).out.splitlines() if line.strip()}
+    lines = {line.split()[0]: line for line in ran("streams", "--data", tmp_path).out.splitlines() if line.strip()}
     assert set(streams.STREAMS) <= set(lines)
     assert lines["digits"].split()[1:] == ["10", "×", "5", "none", "yes"]
     assert "no: cifar10, mnist" in lines["five"]
@@ -242,6 +235,6 @@ def test_streams_says_how_many_tasks_there_are_and_whether_data_are_here(tmp_pat
 
 
 def test_presets_lists_all_and_prints_one_as_it_is() -> None:
-    text = Result("presets").out
+    text = ran("presets").out
     assert all(name in text for name in presets.names())
-    assert Result("presets", "cifar100-split").out == presets.text("cifar100-split")
+    assert ran("presets", "cifar100-split").out == presets.text("cifar100-split")

@@ -6,15 +6,16 @@ import csv
 import io
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
-from halrp.errors import HalrpError, SettingError
+from halrp.errors import SettingError
 from halrp.lab.results_commands import results
+from tests.commands import invoke
 from tests.lab.made_records import made, older, put, stable, unfinished
 
 app = typer.Typer(add_completion=False)
@@ -22,20 +23,7 @@ app.command()(results)
 
 RESULTS = Path(__file__).parents[2] / "results"
 
-
-class Result:
-    """What a run of the command left behind; errors of the library are raised, and the command's group prints them."""
-
-    def __init__(self, *arguments: object) -> None:
-        run = CliRunner().invoke(app, [str(a) for a in arguments])
-        self.code, self.out, self.error = run.exit_code, run.stdout, run.stderr
-        if isinstance(run.exception, HalrpError):
-            raise run.exception
-        assert run.exception is None or isinstance(run.exception, SystemExit)
-
-    @property
-    def flat(self) -> str:
-        return " ".join(self.out.split())
+ran = partial(invoke, app)
 
 
 @pytest.fixture
@@ -52,7 +40,7 @@ def records(tmp_path: Path) -> Path:
 
 
 def test_the_summary_on_the_screen(records: Path) -> None:
-    found = Result(records)
+    found = ran(records)
     assert found.code == 0
     assert "digits, mlp, 100 % of the data, 2 tasks, 3 epochs" in found.out
     lines = [line.split() for line in found.out.splitlines()]
@@ -64,14 +52,14 @@ def test_the_summary_on_the_screen(records: Path) -> None:
 
 
 def test_each_run_on_the_screen(records: Path) -> None:
-    found = Result(records, "--runs", "--method", "halrp-budget")
+    found = ran(records, "--runs", "--method", "halrp-budget")
     lines = [line.split() for line in found.out.splitlines()]
     assert ["halrp-budget", "B", "1", "66.00", "0.00", "10.0/10.0/10.0", "100", "B", "4.0", "1.0", "MB"] in lines
     assert "Shown are 4 of 9 records" in found.out
 
 
 def test_filters_still_find_stl_to_compare_with(records: Path) -> None:
-    row = json.loads(Result(records, "--method", "halrp-budget", "--json", "-").out)[0]
+    row = json.loads(ran(records, "--method", "halrp-budget", "--json", "-").out)[0]
     assert row["stl_mopd"] == pytest.approx(10.0)
     assert row["time_ratio"] == 2.0
 
@@ -87,12 +75,12 @@ def test_filters_still_find_stl_to_compare_with(records: Path) -> None:
 )
 def test_a_filter_that_matches_nothing_names_what_is_there(records: Path, option: str, value: str, words: str) -> None:
     with pytest.raises(SettingError, match=words):
-        Result(records, option, value)
+        ran(records, option, value)
 
 
 def test_filters_that_match_nothing_together_are_an_error(records: Path) -> None:
     with pytest.raises(SettingError, match="not together"):
-        Result(records, "--method", "stl", "--fraction", "0.25")
+        ran(records, "--method", "stl", "--fraction", "0.25")
 
 
 def test_what_is_left_out_is_said(records: Path) -> None:
@@ -100,26 +88,26 @@ def test_what_is_left_out_is_said(records: Path) -> None:
     put(records, "cut.json", "{")
     put(records, "speed.json", {"rows": []})
     put(records, "again.json", json.loads((records / "hA0.json").read_text()), age=100)
-    out = Result(records).out
+    out = ran(records).out
     assert "Left out, unfinished: 1" in out
     assert "run.unfinished: 1 tasks done" in out
     assert "cut.json: not JSON" in out
     assert "again.json: " in out
     assert "Left out, JSON that is no record of a run: 1" in out
-    aside = Result(records, "--csv", "-")
+    aside = ran(records, "--csv", "-")
     assert "cut.json: not JSON" in aside.error
     assert "cut.json" not in aside.out
 
 
 def test_standard_output_has_the_table_and_nothing_else(records: Path) -> None:
-    rows = list(csv.DictReader(io.StringIO(Result(records, "--csv", "-").out)))
+    rows = list(csv.DictReader(io.StringIO(ran(records, "--csv", "-").out)))
     assert [row["method"] for row in rows] == ["finetune", "halrp-budget", "stl"]
-    rows = json.loads(Result(records, "--runs", "--json", "-").out)
+    rows = json.loads(ran(records, "--runs", "--json", "-").out)
     assert len(rows) == 9
 
 
 def test_files_are_written_beside_the_table_on_the_screen(records: Path, tmp_path: Path) -> None:
-    found = Result(records, "--csv", tmp_path / "t.csv", "--json", tmp_path / "t.json")
+    found = ran(records, "--csv", tmp_path / "t.csv", "--json", tmp_path / "t.json")
     assert len(list(csv.DictReader(io.StringIO((tmp_path / "t.csv").read_text())))) == 3
     assert len(json.loads((tmp_path / "t.json").read_text())) == 3
     assert "63.00" in found.out
@@ -128,29 +116,29 @@ def test_files_are_written_beside_the_table_on_the_screen(records: Path, tmp_pat
 
 def test_outputs_that_cannot_be_are_refused(records: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="cannot both"):
-        Result(records, "--csv", "-", "--json", "-")
+        ran(records, "--csv", "-", "--json", "-")
     for place in ("", ".", tmp_path):
         with pytest.raises(SettingError, match="not a file"):
-            Result(records, "--csv", place)
+            ran(records, "--csv", place)
 
 
 def test_a_folder_without_records_is_an_error_that_says_what_was_there(tmp_path: Path) -> None:
     put(tmp_path, "cut.json", "{")
     with pytest.raises(SettingError, match=r"no finished record in .* \(1 files were left out\)"):
-        Result(tmp_path)
+        ran(tmp_path)
     with pytest.raises(SettingError, match="does not exist"):
-        Result(tmp_path / "nowhere")
+        ran(tmp_path / "nowhere")
 
 
 def test_the_default_folder_is_results(records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(records, tmp_path / "here" / "results")
     monkeypatch.chdir(tmp_path / "here")
-    assert "63.00" in Result().out
+    assert "63.00" in ran().out
 
 
 @pytest.mark.parametrize("extra", [(), ("--runs",)])
 def test_the_committed_records_fit_a_hundred_columns(extra: tuple[str, ...]) -> None:
-    out = Result(RESULTS, *extra).out
+    out = ran(RESULTS, *extra).out
     assert "cifar100-split, lenet, 25 % of the data, 10 tasks, 20 epochs" in out
     table = out.partition("\nLeft out")[0]
     assert max(map(len, table.splitlines())) <= 100
@@ -167,7 +155,7 @@ def test_wide_values_fit_a_hundred_columns(tmp_path: Path) -> None:
         }
         put(tmp_path, f"{order}.json", stable(final, identities, **more))
         put(tmp_path, f"s{order}.json", stable(final, identities, "stl", order=order, settings={"redraw": True}))
-    out = Result(tmp_path).out
+    out = ran(tmp_path).out
     assert max(map(len, out.splitlines())) <= 100
     assert "…" not in out
     for words in ("±25.00*", "100.0/50.0", "1900/1900/1900"):

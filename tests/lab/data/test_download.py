@@ -6,7 +6,6 @@ import hashlib
 import json
 import shutil
 import socket
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,14 +18,6 @@ from halrp.lab.data.download import DiskFull, DownloadFailed, Manner, fetch, get
 from halrp.lab.data.images import DataDamaged
 from halrp.lab.data.sources import Source
 from tests.lab.data.server import CONTENT, Site, check_next_try, only_the_file, part_of, published, serving
-
-
-@pytest.fixture
-def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """A well-behaved server of CONTENT, to be spoiled by the test."""
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with serving(Site(CONTENT)) as running:
-        yield running
 
 
 @pytest.fixture

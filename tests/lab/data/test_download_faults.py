@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 
 from halrp.lab.data import download
 from halrp.lab.data.download import DiskFull, DownloadFailed, Manner, fetch
-from tests.lab.data.server import CONTENT, Site, check_next_try, only_the_file, part_of, published, serving
+from tests.lab.data.server import CONTENT, Site, check_next_try, only_the_file, part_of, published
 
 CHILD = """
 import sys
@@ -26,14 +25,6 @@ from halrp.lab.data.download import fetch
 from halrp.lab.data.sources import File
 print(fetch(File("set/file.bin", (sys.argv[1],), int(sys.argv[2]), sys.argv[3], None), Path(sys.argv[4])))
 """
-
-
-@pytest.fixture
-def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """A well-behaved server of CONTENT, to be spoiled by the test."""
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with serving(Site(CONTENT)) as running:
-        yield running
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from torch import nn
 
 from halrp import draws
 from halrp.lab import backbones
-from halrp.lab.methods import Context
+from halrp.lab.methods import Context, Method
 from halrp.lab.streams import Split, Task
 from halrp.train import Recipe
 
@@ -41,3 +41,13 @@ def small_tasks(name: str) -> list[Task]:
         return Task(f"noise-{identity}", identity, classes, split, split, split)
 
     return [task(0, 2), task(1, 3)]
+
+
+def check_two_tasks(method: Method, name: str) -> None:
+    """Two tasks are learned on a small net, and the first does not change."""
+    first, second = small_tasks(name)
+    method.learn(first)
+    before = method.predict(first.test.x, 0)
+    method.learn(second)
+    assert torch.equal(method.predict(first.test.x, 0), before)
+    assert method.predict(second.test.x, 1).shape == (12, 3)

@@ -17,7 +17,7 @@ from halrp.lab.methods.clr import FILTER, Filtered, Reprogramming, filtered, ide
 from halrp.lab.methods.tiny import tiny_context, tiny_tasks
 from halrp.plan import BATCH_NORMS
 from halrp.train import Group
-from tests.lab.methods.small_nets import SMALL, small_context, small_tasks
+from tests.lab.methods.small_nets import SMALL, check_two_tasks, small_context, small_tasks
 
 
 def learned(tasks: int = 3, **settings: Any) -> Reprogramming:
@@ -187,10 +187,4 @@ def test_an_unknown_kind_of_norms_is_refused() -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_it_learns_with_every_backbone(name: str) -> None:
-    method = Reprogramming(small_context(name))
-    tasks = small_tasks(name)
-    method.learn(tasks[0])
-    before = method.predict(tasks[0].test.x, 0)
-    method.learn(tasks[1])
-    assert torch.equal(method.predict(tasks[0].test.x, 0), before)
-    assert method.predict(tasks[1].test.x, 1).shape == (12, 3)
+    check_two_tasks(Reprogramming(small_context(name)), name)

@@ -19,7 +19,7 @@ from halrp.lab.methods.contract import Context
 from halrp.lab.methods.networks import contents
 from halrp.lab.methods.tiny import TINY, tiny_context, tiny_tasks
 from halrp.lab.methods.wsn import WinningSubnetworks, masking, selected, threshold
-from tests.lab.methods.small_nets import SMALL, small_context, small_tasks
+from tests.lab.methods.small_nets import SMALL, check_two_tasks, small_context
 
 
 def learned(tasks: int = 3, context: Context | None = None, **settings: Any) -> WinningSubnetworks:
@@ -244,10 +244,4 @@ def test_a_parameter_that_has_no_mask_is_refused() -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_it_learns_with_every_backbone(name: str) -> None:
-    method = WinningSubnetworks(small_context(name))
-    tasks = small_tasks(name)
-    method.learn(tasks[0])
-    before = method.predict(tasks[0].test.x, 0)
-    method.learn(tasks[1])
-    assert torch.equal(method.predict(tasks[0].test.x, 0), before)
-    assert method.predict(tasks[1].test.x, 1).shape == (12, 3)
+    check_two_tasks(WinningSubnetworks(small_context(name)), name)

@@ -6,15 +6,16 @@ import csv
 import io
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
-from halrp.errors import HalrpError, SettingError
+from halrp.errors import SettingError
 from halrp.lab.report.tables_command import tables
+from tests.commands import invoke
 from tests.lab.made_records import put, stable, unfinished
 
 app = typer.Typer(add_completion=False)
@@ -23,20 +24,7 @@ app.command()(tables)
 RESULTS = Path(__file__).parents[3] / "results"
 SPLIT: dict[str, Any] = {"stream": "cifar100-split", "backbone": "lenet", "recipe": {"epochs": 20}}
 
-
-class Result:
-    """What a run of the command left behind; errors of the library are raised, and the command's group prints them."""
-
-    def __init__(self, *arguments: object) -> None:
-        run = CliRunner().invoke(app, [str(a) for a in arguments])
-        self.code, self.out, self.error = run.exit_code, run.stdout, run.stderr
-        if isinstance(run.exception, HalrpError):
-            raise run.exception
-        assert run.exception is None or isinstance(run.exception, SystemExit)
-
-    @property
-    def lines(self) -> list[list[str]]:
-        return [line.split() for line in self.out.splitlines()]
+ran = partial(invoke, app)
 
 
 @pytest.fixture
@@ -53,7 +41,7 @@ def records(tmp_path: Path) -> Path:
 
 
 def test_accuracies_on_the_screen(records: Path) -> None:
-    found = Result(records)
+    found = ran(records)
     assert found.code == 0
     assert "cifar100-split, lenet, 5 % of the data" in found.out
     assert ["stl", "45.13", "±", "0.04", "45.00", "±", "1.00", "seeds", "-0.13", "2", "A", "equal"] in found.lines
@@ -68,27 +56,27 @@ def test_accuracies_on_the_screen(records: Path) -> None:
 
 
 def test_all_shows_what_was_not_run(records: Path) -> None:
-    out = Result(records, "--all").out
+    out = ran(records, "--all").out
     assert "tinyimagenet-40, resnet18, 100 % of the data" in out
     assert "pmnist-20, mlp, 100 % of the data" in out
-    rows = list(csv.DictReader(io.StringIO(Result(records, "--all", "--stream", "pmnist", "--csv").out)))
+    rows = list(csv.DictReader(io.StringIO(ran(records, "--all", "--stream", "pmnist", "--csv").out)))
     assert len(rows) == 15
     assert {row["note"].partition(";")[0] for row in rows} == {"not run"}
 
 
 def test_places_can_be_chosen(records: Path) -> None:
-    rows = list(csv.DictReader(io.StringIO(Result(records, "--fraction", "0.25", "--csv").out)))
+    rows = list(csv.DictReader(io.StringIO(ran(records, "--fraction", "0.25", "--csv").out)))
     assert {(row["benchmark"], row["data"]) for row in rows} == {("cifar100-split", "25")}
-    rows = list(csv.DictReader(io.StringIO(Result(records, "--all", "--backbone", "resnet18", "--csv").out)))
+    rows = list(csv.DictReader(io.StringIO(ran(records, "--all", "--backbone", "resnet18", "--csv").out)))
     assert {row["benchmark"] for row in rows} == {"five", "tinyimagenet-20", "tinyimagenet-40", "cifar100-20"}
 
 
 def test_relations_on_the_screen(records: Path) -> None:
-    found = Result(records, "--table", "relations")
+    found = ran(records, "--table", "relations")
     assert ["stl", "l2", "+7.98", "±", "0.25", "+5.00", "yes"] in found.lines
     assert "1 of 1 clear orderings of the paper hold here." in found.out
     assert "apd" not in found.out
-    assert "apd" in Result(records, "--table", "relations", "--all").out
+    assert "apd" in ran(records, "--table", "relations", "--all").out
 
 
 @pytest.mark.parametrize(
@@ -108,14 +96,14 @@ def test_relations_on_the_screen(records: Path) -> None:
 )
 def test_what_cannot_be_is_refused_with_a_remedy(records: Path, arguments: tuple[str, ...], words: str) -> None:
     with pytest.raises(SettingError, match=words):
-        Result(records, *arguments)
+        ran(records, *arguments)
 
 
 def test_files_are_written(records: Path, tmp_path: Path) -> None:
     texts = {}
     for option in ("markdown", "latex", "csv"):
         path = tmp_path / "out" / option
-        found = Result(records, f"--{option}", "-o", path)
+        found = ran(records, f"--{option}", "-o", path)
         assert f"wrote {path}: 30 rows" in found.out
         texts[option] = path.read_text()
     assert "| stl |  | 45.13 ± 0.04 | 45.00 ± 1.00 | seeds | -0.13 | 2 | A |  | equal |" in texts["markdown"]
@@ -127,7 +115,7 @@ def test_files_are_written(records: Path, tmp_path: Path) -> None:
 
 def test_standard_output_has_the_table_and_nothing_else(records: Path) -> None:
     put(records, "cut.json", "{")
-    found = Result(records, "--markdown")
+    found = ran(records, "--markdown")
     assert found.out.startswith("### Accuracy beside the paper's\n\n| benchmark ")
     assert "cut.json" not in found.out
     assert "cut.json: not JSON" in found.error
@@ -136,7 +124,7 @@ def test_standard_output_has_the_table_and_nothing_else(records: Path) -> None:
 def test_what_is_left_out_is_said(records: Path) -> None:
     unfinished(records, "run.unfinished", stable({0: 0.5, 1: 0.6}, [0, 1]), 1)
     put(records, "cut.json", "{")
-    out = Result(records).out
+    out = ran(records).out
     assert "run.unfinished: 1 tasks done" in out
     assert "cut.json: not JSON" in out
 
@@ -144,28 +132,28 @@ def test_what_is_left_out_is_said(records: Path) -> None:
 def test_folders_without_what_is_needed_are_errors(tmp_path: Path) -> None:
     put(tmp_path, "cut.json", "{")
     with pytest.raises(SettingError, match=r"no finished record in .* \(1 files were left out\)"):
-        Result(tmp_path)
+        ran(tmp_path)
     with pytest.raises(SettingError, match="does not exist"):
-        Result(tmp_path / "nowhere")
+        ran(tmp_path / "nowhere")
     put(tmp_path, "digits.json", stable({0: 0.5, 1: 0.6}, [0, 1], "stl"))
     with pytest.raises(SettingError, match="no record is from where"):
-        Result(tmp_path)
+        ran(tmp_path)
 
 
 def test_the_default_folder_is_results(records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(records, tmp_path / "here" / "results")
     monkeypatch.chdir(tmp_path / "here")
-    assert "45.00 ± 1.00" in Result().out
+    assert "45.00 ± 1.00" in ran().out
 
 
 @pytest.mark.parametrize("key", ["paper-accuracy", "paper-orders", "relations"])
 def test_the_committed_records_fit_a_hundred_columns(key: str) -> None:
-    out = Result(RESULTS, "--table", key).out
+    out = ran(RESULTS, "--table", key).out
     shown = out.partition("\nLeft out")[0]
     assert "cifar100-split, lenet, 5 % of the data" in shown
     assert max(map(len, shown.splitlines())) <= 100
     words = set(re.split(r"[\s/]+", shown))
-    rows = list(csv.DictReader(io.StringIO(Result(RESULTS, "--table", key, "--csv").out)))
+    rows = list(csv.DictReader(io.StringIO(ran(RESULTS, "--table", key, "--csv").out)))
     numbers = {number for row in rows for number in row.values() if re.fullmatch(r"-?\d+\.\d+", number)}
     for number in map(float, numbers):
         assert {f"{number:.2f}", f"{number:+.2f}"} & words or abs(number) < 0.005, "nothing is cut or broken"
@@ -175,4 +163,4 @@ def test_the_committed_records_fit_a_hundred_columns(key: str) -> None:
 def test_text_of_records_is_no_markup(records: Path) -> None:
     odd = stable(dict.fromkeys(range(10), 0.4), range(10), "ewc", fraction=0.05, settings={"x": "[red]y"}, **SPLIT)
     put(records, "odd.json", odd)
-    assert ["x=[red]y"] in Result(records).lines
+    assert ["x=[red]y"] in ran(records).lines

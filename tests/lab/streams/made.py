@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from halrp.lab.data import Found, Images
-from halrp.lab.streams import Split, Task, cifar100, five, omniglot, pmnist, pmnist_20, tinyimagenet
+from halrp.lab.streams import Split, Task, cifar100, five, omniglot, pmnist, tinyimagenet
 
-READERS = (cifar100, five, omniglot, pmnist, pmnist_20, tinyimagenet)
+READERS = (cifar100, five, omniglot, pmnist, tinyimagenet)
 KINDS = {
     # parts with their images per class, classes, side, channels
     "cifar100": ({"train": 20, "test": 2}, 100, 32, 3),

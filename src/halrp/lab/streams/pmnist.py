@@ -9,6 +9,7 @@ The training images stay in file order and the first fifth of them validates: at
 the seed. A smaller fraction draws its images by the seed. All tasks see the same images.
 """
 
+from collections.abc import Callable
 from os import PathLike
 
 import numpy as np
@@ -45,22 +46,41 @@ def permutation(identity: int) -> Tensor:
 def load(order: str, seed: int, fraction: float, data: str | PathLike[str] | None = None) -> Stream:
     """Load `pmnist`."""
     identities = identities_of(NAME, published_orders("pmnist"), order)
+    shape = (CHANNELS, SIDE, SIDE)
+
+    def seen(images: Tensor, identity: int) -> Tensor:
+        # The three channels are equal until they are permuted: value p comes from pixel p modulo 1024.
+        return permuted(resized(images, SIDE), permutation(identity) % SIDE**2)
+
+    return of_digits(NAME, order, seed, fraction, data, identities, VALIDATION, seen, shape)
+
+
+def of_digits(
+    name: str,
+    order: str,
+    seed: int,
+    fraction: float,
+    data: str | PathLike[str] | None,
+    identities: tuple[int, ...],
+    validation: float,
+    seen: Callable[[Tensor, int], Tensor],
+    shape: tuple[int, int, int],
+) -> Stream:
+    """A stream whose tasks are the images of MNIST, each as `seen(images, identity)`, bytes of the given shape."""
     found = read("mnist", data)
     train, test = found.parts["train"], found.parts["test"]
     random = np.random.RandomState(split_seed(seed))
-    learned, validated = in_file_order(NAME, len(train.labels), random, fraction, VALIDATION)
+    learned, validated = in_file_order(name, len(train.labels), random, fraction, validation)
     tested = mixed(np.arange(len(test.labels)))
+    digits = max(1, len(str(len(identities) - 1)))
 
     def make(identity: int) -> Task:
-        # The three channels are equal until they are permuted: value p comes from pixel p modulo 1024.
-        pixels = permutation(identity) % SIDE**2
-
         def split(source: Images, chosen: Indices) -> Split:
-            x = permuted(resized(taken(source, chosen), SIDE), pixels).view(-1, CHANNELS, SIDE, SIDE)
+            x = seen(taken(source, chosen), identity).view(-1, *shape)
             return Split(normalised(x, MNIST), local_labels(source.labels[chosen], range(10)))
 
         return Task(
-            name=f"permutation-{identity}",
+            name=f"permutation-{identity:0{digits}d}",
             identity=identity,
             classes=10,
             train=split(train, learned),
@@ -70,4 +90,4 @@ def load(order: str, seed: int, fraction: float, data: str | PathLike[str] | Non
             normal=MNIST,
         )
 
-    return Stream(name_of(NAME, found), order, seed, fraction, identities, make, (CHANNELS, SIDE, SIDE))
+    return Stream(name_of(name, found), order, seed, fraction, identities, make, shape)

@@ -15,19 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halrp.lab.data import Images, read
-from halrp.lab.streams.pixels import MNIST, local_labels, normalised, permuted, taken
-from halrp.lab.streams.protocol import (
-    Indices,
-    class_names,
-    drawn_orders,
-    identities_of,
-    in_file_order,
-    mixed,
-    name_of,
-    split_seed,
-)
-from halrp.lab.streams.stream import Split, Stream, Task
+from halrp.lab.streams.pixels import permuted
+from halrp.lab.streams.pmnist import of_digits
+from halrp.lab.streams.protocol import drawn_orders, identities_of
+from halrp.lab.streams.stream import Stream
 
 NAME = "pmnist-20"
 HELD_OUT = 0.1
@@ -45,28 +36,8 @@ def permutation(identity: int) -> Tensor:
 def load(order: str, seed: int, fraction: float, data: str | PathLike[str] | None = None) -> Stream:
     """Load `pmnist-20`."""
     identities = identities_of(NAME, drawn_orders(TASKS), order)
-    found = read("mnist", data)
-    train, test = found.parts["train"], found.parts["test"]
-    random = np.random.RandomState(split_seed(seed))
-    learned, validated = in_file_order(NAME, len(train.labels), random, fraction, HELD_OUT)
-    tested = mixed(np.arange(len(test.labels)))
 
-    def make(identity: int) -> Task:
-        pixels = permutation(identity)
+    def seen(images: Tensor, identity: int) -> Tensor:
+        return permuted(images, permutation(identity))
 
-        def split(source: Images, chosen: Indices) -> Split:
-            x = permuted(taken(source, chosen), pixels).view(-1, 1, SIDE, SIDE)
-            return Split(normalised(x, MNIST), local_labels(source.labels[chosen], range(10)))
-
-        return Task(
-            name=f"permutation-{identity:02d}",
-            identity=identity,
-            classes=10,
-            train=split(train, learned),
-            val=split(train, validated),
-            test=split(test, tested),
-            class_names=class_names(found, range(10)),
-            normal=MNIST,
-        )
-
-    return Stream(name_of(NAME, found), order, seed, fraction, identities, make, (1, SIDE, SIDE))
+    return of_digits(NAME, order, seed, fraction, data, identities, HELD_OUT, seen, (1, SIDE, SIDE))
