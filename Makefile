@@ -15,15 +15,19 @@ help:
 	@echo "make bench   speed, as ratios measured in one run"
 	@echo "make format  rewrite the sources in the house format"
 
-.venv/lab: pyproject.toml constraints.txt
+define install
 	$(PYTHON) -c 'import sys; sys.exit("halrp needs Python 3.11 or newer; try: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(1)]'
+endef
+
+.venv/lab: pyproject.toml constraints.txt
+	$(call install,lab)
 	@touch $@
 
-.venv/dev: .venv/lab
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@touch $@
+.venv/dev: pyproject.toml constraints.txt
+	$(call install,dev)
+	@touch .venv/lab $@
 
 demo: .venv/lab
 	$(BIN)/python -m halrp.lab.demo
