@@ -74,7 +74,6 @@ ABLATED = {
 WARMED = {"halrp-official": ("warm_up",), "halrp-budget": ("warm_up",)}
 SIZED = ("halrp-budget", "halrp-official", "wsn", "bmkp", "be", "clr", "stl")
 """Methods whose accuracy is held against their bytes."""
-FIGURES = {"docs/figures/accuracy.svg": final_accuracy, "docs/figures/frontier.svg": frontier}
 DOCUMENTS = ("README.md", "docs/results.md", *(f"docs/methods/{name}.md" for name in NINE))
 
 
@@ -116,10 +115,16 @@ def parts(root: Path) -> dict[str, Callable[[], str]]:
 
 def drawings(root: Path) -> dict[str, tuple[Drawing, str]]:
     """Every generated figure, by its file: what is drawn, and its title."""
-    grouped = Grouped.of(results.load([root / MAIN.folder]).records)
+    main = results.load([root / MAIN.folder]).records
+    sized = [record for record in main if record["cell"].get("order", "A") == "A"]
+    limits = results.load([root / "frontier-cifar100-split"]).records
+    sized += [record for record in limits if record["cell"]["fraction"] == MAIN.fraction]
     found = {}
-    for path, build in FIGURES.items():
-        figure = build(grouped)
+    for path, build, records in (
+        ("docs/figures/accuracy.svg", final_accuracy, main),
+        ("docs/figures/frontier.svg", frontier, sized),
+    ):
+        figure = build(Grouped.of(records))
         assert figure is not None, f"{path}: the records have nothing to draw"
         label, drawing = next(iter(figure.drawings.items()))
         found[path] = drawing, f"{figure.title}: {label}"
