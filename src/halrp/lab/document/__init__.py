@@ -95,6 +95,9 @@ def parts(root: Path) -> dict[str, Callable[[], str]]:
         "statistics": partial(statistics_table, root / "statistics", split, root / "cifar100-superclass-5"),
         "settings": partial(settings_table, root / "penalties-cifar100-split", split, varied=TUNED),
     }
+    if (folder := root / "penalties-cifar100-superclass").exists():
+        superclass = root / "cifar100-superclass-5"
+        found["settings-superclass"] = partial(settings_table, folder, superclass, varied={"l2": ("strength",)})
     if (folder := root / "frontier-cifar100-split").exists():
         found["sizes"] = partial(sizes_table, folder, quarter, split, methods=SIZED)
     if (folder := root / "ablations-cifar100-split").exists():

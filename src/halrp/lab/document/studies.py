@@ -51,7 +51,7 @@ def settings_table(*folders: Path, varied: Mapping[str, Sequence[str]]) -> str:
     for record in records:
         method, settings = record["cell"]["method"], record["resolved"]["settings"]
         if method in varied and record["cell"].get("order", "A") == "A":
-            told = tuple((name, settings[name]) for name in varied[method])
+            told = *((name, settings[name]) for name in varied[method]), *record["cell"].get("network", {}).items()
             validation = record["rows"][-1]["val"]
             row = results.runs_table([record], records)[0]
             found.append((method, told, 100 * sum(validation) / len(validation), row))
