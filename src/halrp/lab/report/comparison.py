@@ -27,13 +27,12 @@ ALONE = 10.0
 """How many of the paper's ± a difference has to exceed where ours has no error. The ± is that of a mean over five
 orders and five seeds: one run scatters about five times as much, and twice that is asked for."""
 
-ROW = (
-    *PLACE,
-    Column("method", "method", filters=True),
-    Column("settings", "settings", about="those of the method and of training that are not the defaults"),
-)
+ROW = (*PLACE, Column("method", "method", filters=True))
 RUNS = (Column("runs", "runs"), Column("orders", "orders", about="the orders of tasks that were run"))
-NOTE = Column("note", "note", about="how the run differs from the paper's; where nothing is compared, why")
+HOW = (
+    Column("settings", "settings", about="those of the method and of training that are not the defaults"),
+    Column("note", "note", about="how the run differs from the paper's; where nothing is compared, why"),
+)
 
 ACCURACY_ABOUT = (
     "Final accuracy in %, mean over tasks, as the paper prints it and as ours. Our ± is the usual standard error over "
@@ -97,10 +96,10 @@ def _accuracies(key: str, title: str, about: str, found: Iterable[Line]) -> Tabl
         Column("paper_error", "paper ±", 2),
         Column("ours", "ours", 2),
         Column("ours_error", "±", 2, about="the usual standard error"),
-        Column("over", "± over", about="orders or seeds: what the error is over"),
         Column("difference", "difference", 2, signed=True, about="ours − paper"),
+        Column("over", "± over", about="orders or seeds: what the error is over"),
         *RUNS,
-        NOTE,
+        *HOW,
     )
     rows, marks = [], []
     for line in found:
@@ -169,7 +168,7 @@ def _disparities(found: Iterable[Line]) -> Table:
         Column("all_aopd", "all orders AOPD", 2, about="exact, over every order there is"),
         *RUNS,
         Column("seeds", "seeds"),
-        NOTE,
+        *HOW,
     )
     rows, marks = [], []
     for line in _with_orders(list(found)):
