@@ -44,7 +44,7 @@ def test_accuracies_on_the_screen(records: Path) -> None:
     found = ran(records)
     assert found.code == 0
     assert "cifar100-split, lenet, 5 % of the data" in found.out
-    assert ["stl", "45.13", "±", "0.04", "45.00", "±", "1.00", "seeds", "-0.13", "2", "A", "equal"] in found.lines
+    assert ["stl", "45.13", "±", "0.04", "45.00", "±", "1.00", "-0.13", "seeds", "2", "A", "equal"] in found.lines
     assert ["l2", "37.15", "±", "0.21", "40.00", "+2.85", "1", "A", "better"] in found.lines
     assert ["strength=2"] in found.lines
     assert ["stl", "59.04", "±", "0.03", "55.00", "–", "1", "A"] in found.lines
@@ -106,8 +106,8 @@ def test_files_are_written(records: Path, tmp_path: Path) -> None:
         found = ran(records, f"--{option}", "-o", path)
         assert f"wrote {path}: 30 rows" in found.out
         texts[option] = path.read_text()
-    assert "| stl |  | 45.13 ± 0.04 | 45.00 ± 1.00 | seeds | -0.13 | 2 | A |  | equal |" in texts["markdown"]
-    assert r"stl &  & 45.13 $\pm$ 0.04 & 45.00 $\pm$ 1.00 & seeds & $-$0.13 & 2 & A &  \\" in texts["latex"]
+    assert "| stl | 45.13 ± 0.04 | 45.00 ± 1.00 | -0.13 | seeds | 2 | A |  |  | equal |" in texts["markdown"]
+    assert r"stl & 45.13 $\pm$ 0.04 & 45.00 $\pm$ 1.00 & $-$0.13 & seeds & 2 & A &  &  \\" in texts["latex"]
     rows = list(csv.DictReader(io.StringIO(texts["csv"])))
     assert len(rows) == 30, "fifteen methods at two places"
     assert float(rows[0]["ours_error"]) == pytest.approx(1.0)
