@@ -280,7 +280,7 @@ def test_files_have_every_value_in_full_and_reasons_beside_what_is_undefined(tmp
 
 
 def test_the_committed_records_can_be_read_and_their_numbers_are_those_of_the_raw_rows() -> None:
-    found = load([RESULTS / "demo", RESULTS / "cifar100-split"])
+    found = load([RESULTS / "demo", RESULTS / "frontier-cifar100-split"])
     assert found.records
     assert [problem for problem in found.problems if problem.kind == "damaged"] == []
     rows = runs_table(found.records)
