@@ -71,7 +71,8 @@ ABLATED = {
     "halrp-budget": ("view",),
     "halrp-whitened": (),
 }
-WARMED = {"halrp-official": ("warm_up",), "halrp-budget": ("warm_up",)}
+WARMED = {method: ("warm_up", "l1", "l2") for method in ("halrp-official", "halrp-budget")}
+"""The penalties are told too: the folder of the warm-up has a grid of them."""
 SIZED = ("halrp-budget", "halrp-official", "wsn", "bmkp", "be", "clr", "stl")
 """Methods whose accuracy is held against their bytes."""
 DOCUMENTS = ("README.md", "docs/results.md", *(f"docs/methods/{name}.md" for name in NINE))

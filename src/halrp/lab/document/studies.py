@@ -9,7 +9,7 @@ from halrp.lab import metrics, results
 from halrp.lab.document.markdown import loaded, named, number, paper_of, summary, table, value, whole
 from halrp.lab.results import Record, Row
 
-PLACES = (1, 2, 5, 10, 20, 50, 100)
+POSITIONS = (1, 2, 5, 10, 20, 50, 100)
 """Tasks at which the course of a stream is shown."""
 
 
@@ -89,7 +89,7 @@ def grid_table(*folders: Path, method: str, down: str, across: str) -> str:
 def course_table(folder: Path) -> str:
     """How a stream goes on: accuracy, growth, time and memory at some of its tasks."""
     records = loaded(folder)
-    places = [place for place in PLACES if place <= max(len(record["rows"]) for record in records)]
+    places = [place for place in POSITIONS if place <= max(len(record["rows"]) for record in records)]
     lines = []
     for record in sorted(records, key=lambda record: str(record["cell"]["method"])):
         rows = record["rows"]
