@@ -71,7 +71,7 @@ ABLATED = {
     "halrp-budget": ("view",),
     "halrp-whitened": (),
 }
-WARMED = {method: ("warm_up", "l1", "l2") for method in ("halrp-official", "halrp-budget")}
+WARMED = dict.fromkeys(("halrp-official", "halrp-budget"), ("warm_up", "l1", "l2"))
 """The penalties are told too: the folder of the warm-up has a grid of them."""
 SIZED = ("halrp-budget", "halrp-official", "wsn", "bmkp", "be", "clr", "stl")
 """Methods whose accuracy is held against their bytes."""
