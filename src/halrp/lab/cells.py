@@ -10,6 +10,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -66,7 +67,7 @@ class Cell:
                 raise SettingError(f"a cell needs a {key}; there is none in {dict(values)}")
         return Cell(**values)
 
-    @property
+    @cached_property
     def name(self) -> str:
         """A file name that says what the cell is, with a hash of everything it is made of."""
         digest = format(draws.seed_of(json.dumps(self.canonical(), sort_keys=True)) % 16**8, "08x")
@@ -76,13 +77,12 @@ class Cell:
 
     def canonical(self) -> dict[str, Any]:
         """The configuration without what is the default."""
-        values = asdict(self)
+        values = {name: getattr(self, name) for name in _EMPTY}
         defaults = methods.METHODS[self.method].settings()
         values["settings"] = {k: _like(defaults[k], v) for k, v in self.settings.items() if defaults[k] != v}
-        plain = asdict(Recipe())
-        values["recipe"] = {k: _like(plain[k], v) for k, v in self.recipe.items() if plain[k] != v}
-        empty = {f.name: f.default for f in dataclasses.fields(Cell)} | {"settings": {}, "recipe": {}, "network": {}}
-        return {k: v for k, v in values.items() if v != empty[k]}
+        values["network"] = dict(self.network)
+        values["recipe"] = {k: _like(_RECIPE[k], v) for k, v in self.recipe.items() if _RECIPE[k] != v}
+        return {k: v for k, v in values.items() if v != _EMPTY[k]}
 
     def resolved(self) -> dict[str, Any]:
         """The configuration with every default written out."""
@@ -107,6 +107,10 @@ class Cell:
             if isinstance(error, SettingError):
                 raise
             raise SettingError(f"method {self.method!r} does not take {self.settings}: {error}") from error
+
+
+_RECIPE = asdict(Recipe())
+_EMPTY = {f.name: f.default for f in dataclasses.fields(Cell)} | {"settings": {}, "recipe": {}, "network": {}}
 
 
 def describe_all(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import Mapping
+from functools import cache
 from importlib import resources
 from os import PathLike
 from pathlib import Path
@@ -19,7 +21,8 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "halrp"
 
 
-def facts(name: str) -> dict[str, Any]:
-    """Read published facts that come with the package, such as the paper's task orders."""
-    found: dict[str, Any] = json.loads((resources.files("halrp.lab") / "facts" / f"{name}.json").read_text("utf-8"))
+@cache
+def facts(name: str) -> Mapping[str, Any]:
+    """Read published facts that come with the package, such as the paper's task orders; not to be written to."""
+    found: Mapping[str, Any] = json.loads((resources.files("halrp.lab") / "facts" / f"{name}.json").read_text("utf-8"))
     return found

@@ -7,8 +7,9 @@ beside the others, and `check_method` tells whether it keeps the contract.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Literal, cast
 
 from halrp import Halrp
@@ -50,14 +51,18 @@ class Known:
 
     def settings(self) -> dict[str, Any]:
         """The settings and their defaults."""
-        parameters = inspect.signature(self.make).parameters
-        return {n: p.default for n, p in parameters.items() if n != "context"}
+        return dict(_defaults(self.make))
 
     def build(self, context: Context, **settings: Any) -> Method:
         """Make the method for a run."""
         if not inspect.isclass(self.make):
             return HalrpMethod(context, cast(Halrp, self.make(**settings)))
         return cast(Callable[..., Method], self.make)(context, **settings)
+
+
+@cache
+def _defaults(make: Callable[..., object]) -> Mapping[str, Any]:
+    return {n: p.default for n, p in inspect.signature(make).parameters.items() if n != "context"}
 
 
 def _lrp(rank: int = 100, growth: float = 0.2, l1: float = 1e-4, l2: float = 1e-4) -> Halrp:
