@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from halrp.errors import DamagedError, WriteError
+from halrp import files
+from halrp.errors import DamagedError, LockedError, WriteError
 from halrp.lab import demo, runs
 from halrp.lab.cells import Cell
 from halrp.lab.methods import Method
@@ -76,6 +77,15 @@ def test_a_finished_cell_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Mo
     first = runs.execute(cell, tmp_path)
     monkeypatch.setattr(runs, "run", lambda *a, **k: pytest.fail("it ran"))
     assert runs.execute(cell, tmp_path) == json.loads(json.dumps(first))
+
+
+def test_a_cell_that_another_process_runs_is_not_run_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = Cell("be", "digits", "digits-net", **(SHORT | {"tasks": 1}))
+    monkeypatch.setattr(runs, "WAIT", 0.0)
+    with files.locked(runs.Kept(tmp_path, cell).work), pytest.raises(LockedError, match=f"{cell.name}.*wait for it"):
+        runs.execute(cell, tmp_path)
+    assert runs.execute(cell, tmp_path)["rows"], "the lock goes with its holder"
+    assert [path.name for path in tmp_path.iterdir()] == [f"{cell.name}.json"]
 
 
 def test_a_state_that_is_damaged_or_of_another_cell_is_not_used(tmp_path: Path) -> None:

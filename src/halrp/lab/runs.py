@@ -18,6 +18,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,9 @@ UNFINISHED = ".unfinished"
 TIMES = ("seconds", "stages", "peak_bytes")
 """What of a row differs from run to run."""
 
+WAIT = 2.0
+"""Seconds to wait for a process that may be about to end its run of the same cell."""
+
 Row = dict[str, Any]
 Record = dict[str, Any]
 
@@ -55,21 +59,28 @@ def execute(
     progress: Notify | None = None,
     on_row: Callable[[Row], None] | None = None,
 ) -> Record:
-    """Run a cell, or what is left of it, and return its record, which is then in `folder`; a finished one is read."""
+    """Run a cell, or what is left of it, and return its record, which is then in `folder`; a finished one is read.
+
+    A cell that another process runs for the same folder is a `LockedError`.
+    """
     folder = Path(folder)
     target = folder / f"{cell.name}.json"
     if target.exists():
         return read(target)
     _writable(folder)
     kept = Kept(folder, cell)
-    rows = []
-    for row in run(cell, data=data, device=device, progress=progress, kept=kept):
-        rows.append(row)
-        if on_row is not None:
-            on_row(row)
-    found = record(cell, rows)
-    write(folder, found)
-    kept.clear()
+    with kept.alone():
+        if target.exists():  # another process has run it meanwhile
+            found = read(target)
+        else:
+            rows = []
+            for row in run(cell, data=data, device=device, progress=progress, kept=kept):
+                rows.append(row)
+                if on_row is not None:
+                    on_row(row)
+            found = record(cell, rows)
+            write(folder, found)
+        kept.clear()
     return found
 
 
@@ -183,6 +194,16 @@ class Kept:
         self.cell = cell
         self.path = folder / f"{cell.name}{UNFINISHED}"
         self.work = folder / f".{cell.name}.work"
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Be the only process that runs this cell, for a block."""
+        with files.locked(self.work, wait=WAIT):
+            try:
+                yield
+            finally:
+                if all(path.name == "lock" for path in self.work.glob("*")):
+                    shutil.rmtree(self.work, ignore_errors=True)
 
     def save(self, method: methods.Method, rows: list[Row]) -> None:
         """Keep rows and state in place of earlier ones."""
