@@ -71,8 +71,9 @@ ABLATED = {
     "halrp-budget": ("view",),
     "halrp-whitened": (),
 }
-WARMED = dict.fromkeys(("halrp-official", "halrp-budget"), ("warm_up", "l1", "l2"))
-"""The penalties are told too: the folder of the warm-up has a grid of them."""
+WARMED = dict.fromkeys(("halrp-official", "halrp-budget"), ("warm_up",))
+USUAL = {"l1": 1e-4, "l2": 1e-4}
+"""The penalties with which the warm-up is varied."""
 SIZED = ("halrp-budget", "halrp-official", "wsn", "bmkp", "be", "clr", "stl")
 """Methods whose accuracy is held against their bytes."""
 DOCUMENTS = ("README.md", "docs/results.md", *(f"docs/methods/{name}.md" for name in NINE))
@@ -104,8 +105,10 @@ def parts(root: Path) -> dict[str, Callable[[], str]]:
     if (folder := root / "ablations-cifar100-split").exists():
         found["ablations"] = partial(settings_table, folder, varied=ABLATED)
     if (folder := root / "ablations-cifar100-split-5").exists():
-        found["warm-up"] = partial(settings_table, folder, split, varied=WARMED)
-        found["penalties"] = partial(grid_table, folder, split, method="halrp-official", down="l1", across="l2")
+        found["warm-up"] = partial(settings_table, folder, split, varied=WARMED, held=USUAL)
+        found["penalties"] = partial(
+            grid_table, folder, split, method="halrp-official", down="l1", across="l2", held={"warm_up": 1}
+        )
     if (folder := root / "omniglot-rotation").exists():
         found["course"] = partial(course_table, folder)
     places = [place for place in PLACES if (root / place.folder).exists()]

@@ -44,13 +44,16 @@ def orders_table(folder: Path) -> str:
     return table(head, lines)
 
 
-def settings_table(*folders: Path, varied: Mapping[str, Sequence[str]]) -> str:
-    """Order A with each value of the settings that a method is asked for; the best on validation data is bold."""
+def settings_table(*folders: Path, varied: Mapping[str, Sequence[str]], held: Mapping[str, object] = {}) -> str:
+    """Order A with each value of the settings that a method is asked for; the best on validation data is bold.
+
+    Runs whose settings do not have the values of `held` are left out.
+    """
     records = _records(folders)
     found = []
     for record in records:
         method, settings = record["cell"]["method"], record["resolved"]["settings"]
-        if method in varied and record["cell"].get("order", "A") == "A":
+        if method in varied and _of_order_a(record, held):
             told = *((name, settings[name]) for name in varied[method]), *record["cell"].get("network", {}).items()
             validation = record["rows"][-1]["val"]
             row = results.runs_table([record], records)[0]
@@ -71,12 +74,12 @@ def settings_table(*folders: Path, varied: Mapping[str, Sequence[str]]) -> str:
     return table(("method", "setting", "validation %", "test %", "BWT", "growth"), lines)
 
 
-def grid_table(*folders: Path, method: str, down: str, across: str) -> str:
-    """Test accuracy of order A over two settings of a method, with its other settings as usual."""
+def grid_table(*folders: Path, method: str, down: str, across: str, held: Mapping[str, object]) -> str:
+    """Test accuracy of order A over two settings of a method, where its other settings have the values of `held`."""
     found: dict[tuple[float, float], float] = {}
     for record in _records(folders):
         settings = record["resolved"]["settings"]
-        if record["cell"]["method"] == method and record["cell"].get("order", "A") == "A" and settings["warm_up"] == 1:
+        if record["cell"]["method"] == method and _of_order_a(record, held):
             found[settings[down], settings[across]] = value(results.runs_table([record])[0]["accuracy"])
     rows, columns = (sorted({key[i] for key in found}) for i in (0, 1))
     lines = [
@@ -130,6 +133,12 @@ def statistics_table(*folders: Path) -> str:
 
 def _records(folders: Iterable[Path]) -> list[Record]:
     return [record for folder in folders for record in loaded(folder)]
+
+
+def _of_order_a(record: Record, held: Mapping[str, object]) -> bool:
+    """Whether a run is of order A and its settings have the values of `held`."""
+    settings = record["resolved"]["settings"]
+    return record["cell"].get("order", "A") == "A" and all(settings[name] == wanted for name, wanted in held.items())
 
 
 def _orders(row: Row) -> str:
