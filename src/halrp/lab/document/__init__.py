@@ -27,6 +27,7 @@ from halrp.lab.document.studies import (
     settings_table,
     sizes_table,
     statistics_table,
+    strengths_table,
 )
 from halrp.lab.report.figures_accuracy import final_accuracy
 from halrp.lab.report.figures_size import frontier
@@ -108,6 +109,12 @@ def parts(root: Path) -> dict[str, Callable[[], str]]:
         found["warm-up"] = partial(settings_table, folder, split, varied=WARMED, held=USUAL)
         found["penalties"] = partial(
             grid_table, folder, split, method="halrp-official", down="l1", across="l2", held={"warm_up": 1}
+        )
+    if (folder := root / "strengths").exists():
+        others = [root / place.folder for place in PLACES if (root / place.folder).exists()]
+        others.append(root / "ablations-cifar100-split-5")
+        found["strengths"] = partial(
+            strengths_table, folder, *others, method="halrp-official", setting="l1", held={"l2": 1e-4, "warm_up": 1}
         )
     if (folder := root / "omniglot-rotation").exists():
         found["course"] = partial(course_table, folder)

@@ -89,6 +89,31 @@ def grid_table(*folders: Path, method: str, down: str, across: str, held: Mappin
     return table((f"`{method}`", *(f"{across}={column:g}" for column in columns)), lines)
 
 
+def strengths_table(*folders: Path, method: str, setting: str, held: Mapping[str, object]) -> str:
+    """Order A of a method on every benchmark that was run with several values of a setting, the others being `held`."""
+    found: dict[tuple[str, float], dict[float, Row]] = {}
+    for record in _records(folders):
+        if record["cell"]["method"] == method and _of_order_a(record, held):
+            row = results.runs_table([record])[0]
+            place = str(row["stream"]), value(row["fraction"])
+            found.setdefault(place, {})[record["resolved"]["settings"][setting]] = row
+    lines = [
+        (
+            f"`{stream}`",
+            f"{100 * fraction:g} %",
+            f"{setting}={strength:g}",
+            number(row["accuracy"], 2),
+            number(row["bwt"], 2),
+            number(row["growth_counted"], 3),
+            paper_of(row).accuracy,
+        )
+        for (stream, fraction), by in sorted(found.items())
+        if len(by) > 1
+        for strength, row in sorted(by.items())
+    ]
+    return table(("stream", "data", f"`{method}`", "test %", "BWT", "growth", "paper"), lines)
+
+
 def course_table(folder: Path) -> str:
     """How a stream goes on: accuracy, growth, time and memory at some of its tasks."""
     records = loaded(folder)
