@@ -25,7 +25,7 @@ from halrp.lab import methods, runs
 from halrp.lab.cells import describe_all
 
 Record: TypeAlias = dict[str, Any]
-NUMBERS = ("parameters", "bytes", "counted", "base_parameters", "paper_count_all", "seconds", "peak_bytes")
+NUMBERS = ("parameters", "bytes", "counted", "seconds", "peak_bytes")
 """What of a row is a number, where it is there."""
 
 
@@ -137,10 +137,7 @@ class Run:
 
     def number(self, position: int, name: str) -> float | None:
         """A size or time at a position; None if the record does not say."""
-        row = self.rows[position]
-        value = row.get(name)
-        if value is None and name == "counted" and None not in (row.get("base_parameters"), row.get("paper_count_all")):
-            value = row["base_parameters"] + row["paper_count_all"]  # an older format has it in two parts
+        value = self.rows[position].get(name)
         return None if value is None else float(value)
 
 

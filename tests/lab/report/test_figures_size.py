@@ -30,15 +30,12 @@ def test_growth_is_beyond_the_single_task_model() -> None:
     assert series(found, "mtl", f"{HERE} · parameters").y == pytest.approx((None, 20.0))
 
 
-def test_growth_by_the_papers_count_in_both_formats() -> None:
+def test_growth_by_the_papers_count_where_a_record_has_it() -> None:
     record = steady(0.5, bytes=[1000.0, 1100.0, 1250.0])
     assert series(built.growth(grouped(record)), "halrp-budget", f"{HERE} · the paper's count").y == (10.0, 25.0)
     old = older(record)
     assert built.growth(grouped(old)) is not None
     assert f"{HERE} · the paper's count" not in built.growth(grouped(old)).drawings  # type: ignore[union-attr]
-    parts = [{"base_parameters": 200.0, "paper_count_all": n} for n in (0.0, 20.0, 50.0)]
-    told = with_facts(old, *parts)
-    assert series(built.growth(grouped(told)), "halrp-budget", f"{HERE} · the paper's count").y == (10.0, 25.0)
 
 
 def test_a_joint_run_alone_has_no_growth() -> None:

@@ -102,7 +102,7 @@ def parts(root: Path) -> dict[str, Callable[[], str]]:
         superclass = root / "cifar100-superclass-5"
         found["settings-superclass"] = partial(settings_table, folder, superclass, varied={"l2": ("strength",)})
     if (folder := root / "frontier-cifar100-split").exists():
-        found["sizes"] = partial(sizes_table, folder, quarter, split, methods=SIZED)
+        found["sizes"] = partial(sizes_table, folder, quarter, methods=SIZED)
     if (folder := root / "ablations-cifar100-split").exists():
         found["ablations"] = partial(settings_table, folder, varied=ABLATED)
     if (folder := root / "ablations-cifar100-split-5").exists():
@@ -130,9 +130,8 @@ def parts(root: Path) -> dict[str, Callable[[], str]]:
 def drawings(root: Path) -> dict[str, tuple[Drawing, str]]:
     """Every generated figure, by its file: what is drawn, and its title."""
     main = results.load([root / MAIN.folder]).records
-    sized = [record for record in main if record["cell"].get("order", "A") == "A"]
-    limits = results.load([root / "frontier-cifar100-split"]).records
-    sized += [record for record in limits if record["cell"]["fraction"] == MAIN.fraction]
+    sized = results.load([root / "cifar100-split-25", root / "frontier-cifar100-split"]).records
+    sized = [one for one in sized if one["cell"].get("order", "A") == "A" and one["cell"]["method"] != "finetune"]
     found = {}
     for path, build, records in (
         ("docs/figures/accuracy.svg", final_accuracy, main),
