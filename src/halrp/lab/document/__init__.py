@@ -104,7 +104,7 @@ def parts(root: Path) -> dict[str, Callable[[], str]]:
     if (folder := root / "frontier-cifar100-split").exists():
         found["sizes"] = partial(sizes_table, folder, quarter, methods=SIZED)
     if (folder := root / "ablations-cifar100-split").exists():
-        found["ablations"] = partial(settings_table, folder, varied=ABLATED)
+        found["ablations"] = partial(settings_table, folder, quarter, varied=ABLATED)
     if (folder := root / "ablations-cifar100-split-5").exists():
         found["warm-up"] = partial(settings_table, folder, split, varied=WARMED, held=USUAL)
         found["penalties"] = partial(
