@@ -84,6 +84,7 @@ def parts(root: Path) -> dict[str, Callable[[], str]]:
     """Every generated part that there are records for, by name."""
     split, quarter = root / "cifar100-split-5", root / "cifar100-split-25"
     benchmarks = root / "benchmarks"
+    places = [place for place in PLACES if (root / place.folder).exists()]
     found: dict[str, Callable[[], str]] = {
         "main": partial(main_table, MAIN, root),
         "demo": partial(demo_table, root / "demo"),
@@ -111,14 +112,12 @@ def parts(root: Path) -> dict[str, Callable[[], str]]:
             grid_table, folder, split, method="halrp-official", down="l1", across="l2", held={"warm_up": 1}
         )
     if (folder := root / "strengths").exists():
-        others = [root / place.folder for place in PLACES if (root / place.folder).exists()]
-        others.append(root / "ablations-cifar100-split-5")
+        others = [*(root / place.folder for place in places), root / "ablations-cifar100-split-5"]
         found["strengths"] = partial(
             strengths_table, folder, *others, method="halrp-official", setting="l1", held={"l2": 1e-4, "warm_up": 1}
         )
     if (folder := root / "omniglot-rotation").exists():
         found["course"] = partial(course_table, folder)
-    places = [place for place in PLACES if (root / place.folder).exists()]
     for place in places:
         name = place.folder if place.folder != "iru" else f"iru-{place.stream}"
         found[name] = partial(methods_table, place, root)
