@@ -18,7 +18,7 @@ from halrp.lab.methods.contract import Context
 from halrp.lab.methods.tiny import TINY, tiny_context, tiny_tasks
 from halrp.lab.streams import Split, Task
 from halrp.plan import plan
-from halrp.train import Group, Progress
+from halrp.train import Group
 
 LONG = replace(TINY, epochs=25)
 """Enough steps for Adam to bring old tasks back to where they were."""
@@ -331,30 +331,6 @@ def test_a_second_consolidation_starts_from_the_first_and_has_more_clusters() ->
     a, b = method.state(), again.state()
     assert a.facts == b.facts
     assert all(torch.equal(t, b.tensors[n]) for n, t in a.tensors.items())
-
-
-def test_a_task_that_was_killed_goes_on_from_its_checkpoint(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    tasks, whole = tiny_tasks(), learned(2)
-    before = recalled(kept(learned(1).state()))
-    monkeypatch.setattr(networks, "CHECKPOINT_EVERY", 0.0)
-    seen: list[int] = []
-
-    def progress(event: Progress) -> None:
-        if event.loss is not None:
-            seen.append(event.epoch)
-            if len(seen) == 2:
-                raise KeyboardInterrupt
-
-    method = Additive(replace(tiny_context(), work=tmp_path, progress=progress))
-    method.restore(before)
-    with pytest.raises(KeyboardInterrupt):
-        method.learn(tasks[1])
-    method = Additive(replace(tiny_context(), work=tmp_path, progress=progress))
-    method.restore(before)
-    method.learn(tasks[1])
-    assert seen == [1, 2, 3, 4]
-    expected = whole.state().tensors
-    assert all(torch.equal(t, expected[n]) for n, t in method.state().tensors.items())
 
 
 def test_tied_weights_norms_and_the_head_are_not_decomposed() -> None:

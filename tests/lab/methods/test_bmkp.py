@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +14,13 @@ from halrp.errors import SettingError
 from halrp.lab import backbones
 from halrp.lab.methods import bmkp, networks, subspaces
 from halrp.lab.methods.bmkp import BilevelMemory, Form, in_steps, rebuild, rebuilt, regulariser, regulariser_gradient
-from halrp.lab.methods.check import check_method, kept, recalled
+from halrp.lab.methods.check import check_method
 from halrp.lab.methods.contract import Context
 from halrp.lab.methods.gpm import sample
 from halrp.lab.methods.subspaces import Columns, captured
 from halrp.lab.methods.tiny import TINY, tiny_context, tiny_tasks
 from halrp.lab.streams import Split, Task
-from halrp.train import Group, Progress, Recipe
+from halrp.train import Group, Recipe
 
 LAYERS = {"conv1": (6, 27), "conv2": (8, 54), "linear": (16, 32)}
 
@@ -306,30 +305,6 @@ def test_the_official_rate_falls_in_steps(monkeypatch: pytest.MonkeyPatch) -> No
     )
     in_steps(going)
     assert rates == pytest.approx([0.1] * 6 + [0.01] * 6 + [0.001] * 3), "three steps an epoch"
-
-
-@pytest.mark.parametrize("settings", [{}, {"mode": "official"}], ids=str)
-@pytest.mark.parametrize("stage", ["learn", "recall"])
-def test_a_task_that_was_interrupted_ends_as_if_it_had_not_been(
-    settings: dict[str, Any], stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(networks, "CHECKPOINT_EVERY", 0.0)
-    tasks, whole = tiny_tasks(), learned(2, **settings)
-
-    def killed(event: Progress) -> None:
-        if event.stage == stage and event.epoch == 1:
-            raise KeyboardInterrupt
-
-    method = BilevelMemory(replace(tiny_context(), work=tmp_path), **settings)
-    method.learn(tasks[0])
-    state = recalled(kept(method.state()))
-    method.context = replace(method.context, progress=killed)
-    with pytest.raises(KeyboardInterrupt):
-        method.learn(tasks[1])
-    again = BilevelMemory(replace(tiny_context(), work=tmp_path), **settings)
-    again.restore(state)
-    again.learn(tasks[1])
-    assert kept(again.state()) == kept(whole.state())
 
 
 @pytest.mark.parametrize(

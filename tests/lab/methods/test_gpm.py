@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -15,7 +14,7 @@ from halrp import draws
 from halrp.errors import SettingError
 from halrp.lab import backbones
 from halrp.lab.methods import gpm, networks, subspaces
-from halrp.lab.methods.check import check_method, kept, recalled
+from halrp.lab.methods.check import check_method
 from halrp.lab.methods.contract import Context
 from halrp.lab.methods.finetune import FineTune
 from halrp.lab.methods.gpm import BENCHMARKS, GradientProjection, lower_the_rate
@@ -23,7 +22,7 @@ from halrp.lab.methods.norms import without_running_statistics
 from halrp.lab.methods.subspaces import Columns, captured
 from halrp.lab.methods.tiny import TINY, tiny_context, tiny_tasks
 from halrp.lab.streams import Split, Task
-from halrp.train import Group, Progress, Recipe
+from halrp.train import Group, Recipe
 
 MODES: dict[str, dict[str, Any]] = {
     "paper": {},
@@ -313,29 +312,6 @@ def test_the_rate_falls_when_the_validation_loss_does_not(monkeypatch: pytest.Mo
     assert rates == [0.08] * 4 + [0.04] * 3 + [0.02] * 2, "two epochs without a lower loss halve it; 0.01 ends it"
     assert all(torch.equal(p, weights[4][n]) for n, p in net.named_parameters()), "those of the lowest loss"
     assert not torch.equal(weights[4]["conv1.weight"], weights[8]["conv1.weight"])
-
-
-@each_mode
-def test_a_task_that_was_interrupted_ends_as_if_it_had_not_been(
-    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(networks, "CHECKPOINT_EVERY", 0.0)
-    tasks, whole = tiny_tasks(), learned(2, **settings)
-
-    def killed(event: Progress) -> None:
-        if event.stage == "fine-tune" and event.epoch == 1:
-            raise KeyboardInterrupt
-
-    method = GradientProjection(replace(tiny_context(), work=tmp_path), **settings)
-    method.learn(tasks[0])
-    state = recalled(kept(method.state()))
-    method.context = replace(method.context, progress=killed)
-    with pytest.raises(KeyboardInterrupt):
-        method.learn(tasks[1])
-    again = GradientProjection(replace(tiny_context(), work=tmp_path), **settings)
-    again.restore(state)
-    again.learn(tasks[1])
-    assert kept(again.state()) == kept(whole.state())
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from halrp.lab.methods.factored import body, followed_by_norm, merged
 from halrp.lab.methods.ibpwf import Posterior, Selected, WeightFactors, active, prior, truncations
 from halrp.lab.methods.tiny import TINY, TinyNet, tiny_context, tiny_tasks
 from halrp.lab.streams import Split, Task
-from halrp.train import Progress, Recipe
+from halrp.train import Recipe
 
 CPU = torch.device("cpu")
 SHORT = replace(TINY, epochs=2)
@@ -247,24 +246,6 @@ def test_a_short_stage_cools_by_its_middle_and_lets_the_choice_move() -> None:
     assert pace * 100 * TINY.lr == pytest.approx(10)
     assert method._rates(1000, 16_000) == (1.0, 0.99), "a long one is left as it is"
     assert WeightFactors(tiny_context(), reach=0)._rates(10, 160)[0] == 1
-
-
-def test_an_interrupted_task_ends_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(networks, "CHECKPOINT_EVERY", 0.0)
-    task = tiny_tasks()[0]
-    whole = WeightFactors(tiny_context())
-    whole.learn(task)
-
-    def kill(event: Progress) -> None:
-        if event.loss is not None and (event.stage, event.epoch) == ("factors", 2):
-            raise KeyboardInterrupt
-
-    context = replace(tiny_context(), work=tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        WeightFactors(replace(context, progress=kill)).learn(task)
-    again = WeightFactors(context)
-    again.learn(task)
-    assert torch.equal(again.predict(task.test.x, 0), whole.predict(task.test.x, 0))
 
 
 def test_lenet_has_the_truncations_chosen_for_it() -> None:

@@ -264,11 +264,12 @@ class Decomposed(Method):
         held, sigma = networks.contents(self.net), self.sigma
 
         def part(i: int, width: int) -> Part:
-            v = {n: nn.Parameter(t.to(sigma[n], copy=True)) for n, t in networks.under(f"task/{i}/v", tensors).items()}
-            tau = networks.under(f"task/{i}/tau", tensors)
+            v, tau = (networks.under(f"task/{i}/{what}", tensors) for what in ("v", "tau"))
+            masks = {n: nn.Parameter(v[n].to(s, copy=True)) for n, s in sigma.items()}
+            parts = {n: nn.Parameter(placed(tau[n], s)) for n, s in sigma.items()}
             own = {n: t.to(held[n].device) for n, t in networks.under(f"task/{i}/own", tensors).items()}
             own = {n: placed(t, held[n]) if t.shape == held[n].shape else t for n, t in own.items()}
-            return Part(width, v, {n: nn.Parameter(placed(t, sigma[n])) for n, t in tau.items()}, own)
+            return Part(width, masks, parts, own)
 
         self.tasks = [part(i, width) for i, width in enumerate(classes)]
         self.groups = {n: list(groups) for n, groups in state.facts["groups"].items()}

@@ -111,7 +111,7 @@ class OnBase(Method):
             held = {n: self._placed(n, t) for n, t in networks.under(f"task/{i}", state.tensors).items()}
             r, s = networks.under("r", held), networks.under("s", held)
             rest = {n: t for n, t in held.items() if not n.startswith(("r/", "s/"))}
-            self.tasks.append(Own(width, {n: (r[n], s[n]) for n in r}, rest))
+            self.tasks.append(Own(width, {n: (r[n], s[n]) for n in plan.treatments if n in r}, rest))
 
     def _placed(self, name: str, tensor: Tensor) -> Tensor:
         assert self.base is not None

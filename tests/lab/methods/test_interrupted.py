@@ -1,0 +1,65 @@
+"""A task that is interrupted, in whichever stage of its training, ends as if it had not been."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halrp.lab import methods
+from halrp.lab.methods import Method, State, networks
+from halrp.lab.methods.check import kept, recalled
+from halrp.lab.methods.tiny import tiny_context, tiny_tasks
+from halrp.train import Progress
+
+ROOMY = {"growth_per_task": 0.5}
+CASES: list[tuple[str, dict[str, Any]]] = [
+    *((name, ROOMY if name in ("halrp-budget", "halrp-whitened") else {}) for name in methods.METHODS),
+    ("bmkp", {"mode": "official"}),
+    ("gpm", {"mode": "official"}),
+]
+RESTARTED = {"gpm": "official"}
+"""What its rate depends on is not in a checkpoint: the task is learned anew."""
+
+
+@pytest.mark.parametrize(("name", "settings"), CASES, ids=str)
+def test_a_task_that_was_interrupted_ends_as_if_it_had_not_been(
+    name: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(networks, "CHECKPOINT_EVERY", 0.0)
+    first, second, _ = tiny_tasks()
+
+    def begun(work: Path | None, told: list[Progress], ends: tuple[str, int] | None = None) -> Method:
+        """A method that knows the first task, tells of the epochs that it trains, and is killed after one of them.
+
+        One that goes on gets its state in another order: that of a file is nothing to rely on.
+        """
+
+        def progress(event: Progress) -> None:
+            if event.loss is not None:
+                told.append(event)
+                if (event.stage, event.epoch) == ends:
+                    raise KeyboardInterrupt
+
+        method = methods.make(name, tiny_context(2), **settings)
+        method.learn(first)
+        state = recalled(kept(method.state()))
+        state = State(dict(sorted(state.tensors.items(), reverse=ends is None)), state.facts)
+        method = methods.make(name, replace(tiny_context(2), work=work, progress=progress), **settings)
+        method.restore(state)
+        return method
+
+    whole: list[Progress] = []
+    expected = begun(None, whole)
+    expected.learn(second)
+    for stage in dict.fromkeys(event.stage for event in whole):
+        told: list[Progress] = []
+        with pytest.raises(KeyboardInterrupt):
+            begun(tmp_path / stage, told, (stage, 1)).learn(second)
+        again = begun(tmp_path / stage, told)
+        again.learn(second)
+        assert kept(again.state()) == kept(expected.state()), stage
+        if RESTARTED.get(name) != settings.get("mode", "paper"):
+            assert [(one.stage, one.epoch) for one in told] == [(one.stage, one.epoch) for one in whole], stage
