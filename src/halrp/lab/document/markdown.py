@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from halrp.lab import results
+from halrp.lab.report.lines import Line
 from halrp.lab.report.paper import lookup
 from halrp.lab.results import Row, Undefined
 
@@ -33,11 +34,12 @@ class Paper(NamedTuple):
 
 
 def paper_of(row: Row) -> Paper:
-    """The paper's accuracy, ours less the paper's, and the paper's MOPD / AOPD."""
-    printed = lookup(str(row["stream"]), str(row["backbone"]), value(row["fraction"]), str(row["method"]))
+    """The paper's accuracy, ours less the paper's where they can be compared, and the paper's MOPD / AOPD."""
+    place, method = (str(row["stream"]), str(row["backbone"]), value(row["fraction"])), str(row["method"])
+    printed = lookup(*place, method)
     if printed is None:
         return Paper()
-    gap = value(row["accuracy"]) - printed.accuracy
+    gap = math.nan if Line(place, method, printed, row).obstacles else value(row["accuracy"]) - printed.accuracy
     disparity = f"{printed.mopd:.1f} / {printed.aopd:.1f}" if printed.mopd and printed.aopd else ""
     return Paper(f"{printed.accuracy:.2f}", "" if math.isnan(gap) else f"{gap:+.2f}", disparity)
 
