@@ -1,14 +1,17 @@
 """Runs: what a record holds, that the same cell gives the same record, and that a killed run goes on."""
 
+import gc
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from halrp import files
 from halrp.errors import DamagedError, LockedError, WriteError
-from halrp.lab import demo, runs
+from halrp.lab import demo, runs, streams
 from halrp.lab.cells import Cell
 from halrp.lab.methods import Method
 from halrp.lab.streams import Split
@@ -30,6 +33,25 @@ def test_a_row_holds_the_accuracy_of_every_task_seen_so_far_and_what_it_cost() -
     assert "warm-up" in rows[1]["stages"]
     assert 0 < sum(rows[1]["stages"].values()) <= rows[1]["seconds"]
     assert rows[1]["peak_bytes"] > 10**7
+
+
+def test_what_a_run_holds_does_not_grow_with_the_pictures_of_its_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Tensor]] = []
+    make = streams.Stream.__getitem__
+
+    def noted(stream: streams.Stream, position: int | slice) -> Any:
+        found: Any = make(stream, position)
+        if isinstance(position, int):
+            made.extend(weakref.ref(split.x) for split in (found.train, found.val, found.test))
+        return found
+
+    monkeypatch.setattr(streams.Stream, "__getitem__", noted)
+    monkeypatch.setattr(runs.Watched, "ROWS", 4)
+    for row in runs.run(Cell("be", "digits", "digits-net", **SHORT)):
+        gc.collect()
+        alive = sum(pictures() is not None for pictures in made)
+        assert 0 < alive <= 6, f"those of the task just learned, made twice at most, at position {row['position']}"
+    assert len(made) == 3 * 2 * 3
 
 
 def test_a_joint_method_has_accuracies_only_when_all_tasks_have_come() -> None:

@@ -119,7 +119,7 @@ def run(
     watched: list[Watched] = []
     for position in range(len(stream)):
         task = stream[position]
-        watched.append(Watched(task, position))
+        watched.append(Watched(stream, position, task))
         if position < len(known):
             yield known[position]
             continue
@@ -160,23 +160,25 @@ class Watched:
     """A task whose accuracy is told again and again, and measured again when its logits have changed.
 
     The logits of a few rows are computed every time. Where not one bit of them differs from those that the last
-    measurement began with, the task's network has not changed and the measurement stands.
+    measurement began with, the task's network has not changed and the measurement stands. Only these rows are held; a
+    measurement makes the task's other examples anew, so that what a run needs does not grow with them.
     """
 
     ROWS = 64
 
-    def __init__(self, task: streams.Task, position: int) -> None:
-        """Hold the examples that do not train."""
-        self.val, self.test, self.position = task.val, task.test, position
+    def __init__(self, stream: streams.Stream, position: int, task: streams.Task) -> None:
+        """Hold a few rows of the task at a position of a stream."""
+        self.stream, self.position = stream, position
+        self.rows = task.test.x[: self.ROWS].clone()
         self.seen: Tensor | None = None
         self.measured = (0.0, 0.0)
 
     def accuracies(self, method: methods.Method) -> tuple[float, float]:
         """The shares of validation and of test examples that a method tells right."""
-        probe = method.predict(self.test.x[: self.ROWS], self.position)
+        probe = method.predict(self.rows, self.position)
         if self.seen is None or not torch.equal(probe, self.seen):
-            self.seen = probe
-            self.measured = accuracy(method, self.val, self.position), accuracy(method, self.test, self.position)
+            self.seen, task = probe, self.stream[self.position]
+            self.measured = accuracy(method, task.val, self.position), accuracy(method, task.test, self.position)
         return self.measured
 
 
