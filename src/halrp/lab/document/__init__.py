@@ -102,6 +102,8 @@ def parts(root: Path) -> dict[str, Callable[[], str]]:
     if (folder := root / "penalties-cifar100-superclass").exists():
         superclass = root / "cifar100-superclass-5"
         found["settings-superclass"] = partial(settings_table, folder, superclass, varied={"l2": ("strength",)})
+    if (folder := root / "penalties-cifar100-20").exists():
+        found["settings-iru"] = partial(settings_table, folder, root / "iru", varied={"iru": TUNED["iru"]})
     if (folder := root / "frontier-cifar100-split").exists():
         found["sizes"] = partial(sizes_table, folder, quarter, methods=SIZED)
     if (folder := root / "ablations-cifar100-split").exists():

@@ -56,11 +56,16 @@ def demo_table(folder: Path) -> str:
 
 
 def methods_table(place: Place, root: Path) -> str:
-    """Every method's accuracy, forgetting, disparity, size and time, beside the paper's accuracy and disparity."""
+    """Every method's accuracy, forgetting, disparity, size and time, beside the paper's accuracy and disparity.
+
+    Where runs differ in their number of tasks or epochs, each says its own.
+    """
+    rows = place.rows(root)
+    mixed = len({(row["tasks"], row["epochs"]) for row in rows}) > 1
     head = ("method", "accuracy % ±", "paper", "difference", "BWT", "MOPD / AOPD", "paper's", "growth", "time", "runs")
     lines = [
         (
-            named(row),
+            named(row) + (f", {row['tasks']} tasks, {row['epochs']} epochs" if mixed else ""),
             with_error(row),
             *paper_of(row)[:2],
             number(row["bwt"], 2),
@@ -70,7 +75,7 @@ def methods_table(place: Place, root: Path) -> str:
             number(row["time_ratio"], 1),
             str(row["runs"]),
         )
-        for row in place.rows(root)
+        for row in rows
     ]
     return table(head, lines)
 

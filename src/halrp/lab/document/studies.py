@@ -47,9 +47,10 @@ def orders_table(folder: Path) -> str:
 def settings_table(*folders: Path, varied: Mapping[str, Sequence[str]], held: Mapping[str, object] = {}) -> str:
     """Order A with each value of the settings that a method is asked for; the best on validation data is bold.
 
-    Runs whose settings do not have the values of `held` are left out.
+    The first folder says on which streams. Runs whose settings do not have the values of `held` are left out.
     """
-    records = _records(folders)
+    streams = {record["cell"]["stream"] for record in loaded(folders[0])}
+    records = [record for record in _records(folders) if record["cell"]["stream"] in streams]
     found = []
     for record in records:
         method, settings = record["cell"]["method"], record["resolved"]["settings"]
@@ -115,13 +116,13 @@ def strengths_table(*folders: Path, method: str, setting: str, held: Mapping[str
 
 
 def course_table(folder: Path) -> str:
-    """How a stream goes on: accuracy, growth, time and memory at some of its tasks."""
-    records = loaded(folder)
-    places = [place for place in POSITIONS if place <= max(len(record["rows"]) for record in records)]
+    """How a stream goes on: accuracy, growth, time and memory at some of its tasks, in the longest runs there are."""
+    longest = max(len(record["rows"]) for record in loaded(folder))
+    records = [record for record in loaded(folder) if len(record["rows"]) == longest]
+    seen = [place for place in POSITIONS if place <= longest]
     lines = []
     for record in sorted(records, key=lambda record: str(record["cell"]["method"])):
         rows = record["rows"]
-        seen = [place for place in places if place <= len(rows)]
         accuracy = [metrics.average_accuracy(metrics.accuracy_matrix(rows[:place])) for place in seen]
         told: dict[str, list[str]] = {
             "accuracy so far, %": [f"{one:.2f}" for one in accuracy],
@@ -131,8 +132,8 @@ def course_table(folder: Path) -> str:
             "peak of memory, MB": [f"{rows[place - 1]['peak_bytes'] / 1e6:.0f}" for place in seen],
         }
         for what, values in told.items():
-            lines.append((f"`{record['cell']['method']}`", what, *values, *[""] * (len(places) - len(values))))
-    return table(("method", "", *(f"task {place}" for place in places)), lines)
+            lines.append((f"`{record['cell']['method']}`", what, *values))
+    return table(("method", "", *(f"task {place}" for place in seen)), lines)
 
 
 def statistics_table(*folders: Path) -> str:
