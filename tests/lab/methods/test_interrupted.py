@@ -43,17 +43,21 @@ def test_a_task_that_was_interrupted_ends_as_if_it_had_not_been(
                 if (event.stage, event.epoch) == ends:
                     raise KeyboardInterrupt
 
-        method = methods.make(name, tiny_context(2), **settings)
-        method.learn(first)
-        state = recalled(kept(method.state()))
-        state = State(dict(sorted(state.tensors.items(), reverse=ends is None)), state.facts)
         method = methods.make(name, replace(tiny_context(2), work=work, progress=progress), **settings)
+        if method.joint:  # it only waits for the last task, and a run that goes on gives it all of them again
+            method.learn(first)
+            return method
+        before = methods.make(name, tiny_context(2), **settings)
+        before.learn(first)
+        state = recalled(kept(before.state()))
+        state = State(dict(sorted(state.tensors.items(), reverse=ends is None)), state.facts)
         method.restore(state)
         return method
 
     whole: list[Progress] = []
     expected = begun(None, whole)
     expected.learn(second)
+    assert whole
     for stage in dict.fromkeys(event.stage for event in whole):
         told: list[Progress] = []
         with pytest.raises(KeyboardInterrupt):

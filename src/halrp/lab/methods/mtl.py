@@ -112,6 +112,7 @@ class Joint(Method):
             stage="base",
             notify=context.progress,
             loss=loss,
+            checkpoints=networks.checkpoints(context, first),
             augment=first.augment,
         ).run()
 
