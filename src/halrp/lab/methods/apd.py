@@ -265,8 +265,8 @@ class Decomposed(Method):
 
         def part(i: int, width: int) -> Part:
             v, tau = (networks.under(f"task/{i}/{what}", tensors) for what in ("v", "tau"))
-            masks = {n: nn.Parameter(v[n].to(s, copy=True)) for n, s in sigma.items()}
-            parts = {n: nn.Parameter(placed(tau[n], s)) for n, s in sigma.items()}
+            masks = {n: nn.Parameter(v[n].to(s, copy=True)) for n, s in sigma.items() if n in v}
+            parts = {n: nn.Parameter(placed(tau[n], s)) for n, s in sigma.items() if n in tau}
             own = {n: t.to(held[n].device) for n, t in networks.under(f"task/{i}/own", tensors).items()}
             own = {n: placed(t, held[n]) if t.shape == held[n].shape else t for n, t in own.items()}
             return Part(width, masks, parts, own)
