@@ -9,18 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from halrp import draws
 from halrp.errors import SettingError
-from halrp.lab import backbones
 from halrp.lab.methods import bmkp, networks, subspaces
 from halrp.lab.methods.bmkp import BilevelMemory, Form, in_steps, rebuild, rebuilt, regulariser, regulariser_gradient
 from halrp.lab.methods.check import check_method
-from halrp.lab.methods.contract import Context
 from halrp.lab.methods.gpm import sample
 from halrp.lab.methods.subspaces import Columns, captured
 from halrp.lab.methods.tiny import TINY, tiny_context, tiny_tasks
-from halrp.lab.streams import Split, Task
-from halrp.train import Group, Recipe
+from halrp.train import Group
+from tests.lab.methods.small_nets import SMALL, check_two_tasks, small_context
 
 LAYERS = {"conv1": (6, 27), "conv2": (8, 54), "linear": (16, 32)}
 
@@ -323,24 +320,9 @@ def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], said: 
         BilevelMemory(tiny_context(), **settings)
 
 
-@pytest.mark.parametrize(
-    ("backbone", "network"),
-    [("lenet", {}), ("mlp", {"inputs": 3072}), ("resnet18", {"width": 8}), ("alexnet", {}), ("digits-net", {})],
-)
-def test_it_learns_with_every_kind_of_backbone(backbone: str, network: dict[str, Any]) -> None:
-    channels, pixels = (1, 8) if backbone == "digits-net" else (3, 32)
-
-    def build(classes: int, seed: int) -> nn.Module:
-        return backbones.build(backbone, classes, seed=seed, **network)
-
-    def task(identity: int) -> Task:
-        x = torch.randn(8, channels, pixels, pixels, generator=draws.generator("pictures", identity))
-        split = Split(x, torch.arange(8) % 2)
-        return Task(f"pictures-{identity}", identity, 2, split, split, split)
-
-    method = BilevelMemory(Context(build, Recipe(epochs=2, batch=8), tasks=2))
-    method.learn(task(0))
-    before = method.predict(task(0).test.x, 0)
-    method.learn(task(1))
-    assert torch.equal(method.predict(task(0).test.x, 0), before)
-    assert len(method.bases) == len(subspaces.layers_of(build(2, 0), "head"))
+@pytest.mark.parametrize("name", SMALL)
+def test_it_learns_with_every_backbone(name: str) -> None:
+    context = small_context(name)
+    method = BilevelMemory(context)
+    check_two_tasks(method, name)
+    assert len(method.bases) == len(subspaces.layers_of(context.build(2, 0), "head"))

@@ -23,6 +23,7 @@ from halrp.lab.methods.subspaces import Columns, captured
 from halrp.lab.methods.tiny import TINY, tiny_context, tiny_tasks
 from halrp.lab.streams import Split, Task
 from halrp.train import Group, Recipe
+from tests.lab.methods.small_nets import SMALL, small_context, small_tasks
 
 MODES: dict[str, dict[str, Any]] = {
     "paper": {},
@@ -329,26 +330,14 @@ def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], said: 
         GradientProjection(tiny_context(), **settings)
 
 
-@pytest.mark.parametrize(
-    ("backbone", "network"),
-    [("lenet", {}), ("mlp", {"inputs": 3072}), ("resnet18", {"width": 8}), ("alexnet", {}), ("digits-net", {})],
-)
-def test_it_learns_with_every_kind_of_backbone(backbone: str, network: dict[str, Any]) -> None:
-    channels = 1 if backbone == "digits-net" else 3
-    pixels = 8 if backbone == "digits-net" else 32
-
-    def build(classes: int, seed: int) -> nn.Module:
-        return backbones.build(backbone, classes, seed=seed, **network)
-
-    def task(identity: int) -> Task:
-        x = torch.randn(8, channels, pixels, pixels, generator=draws.generator("pictures", identity))
-        split = Split(x, torch.arange(8) % 2)
-        return Task(f"pictures-{identity}", identity, 2, split, split, split)
-
-    method = GradientProjection(Context(build, Recipe(epochs=1, batch=8), tasks=2))
-    method.learn(task(0))
+@pytest.mark.parametrize("name", SMALL)
+def test_it_learns_with_every_backbone(name: str) -> None:
+    context = small_context(name)
+    method = GradientProjection(context)
+    first, second = small_tasks(name)
+    method.learn(first)
     before, memory = values(method), dict(method.memory)
-    method.learn(task(1))
-    assert method.predict(task(0).test.x, 0).shape == (8, 2)
-    assert len(memory) == len(subspaces.layers_of(build(2, 0), "head"))
+    method.learn(second)
+    assert method.predict(first.test.x, 0).shape == (12, 2)
+    assert len(memory) == len(subspaces.layers_of(context.build(2, 0), "head"))
     assert max(inside(method, before, memory).values()) < 1e-4

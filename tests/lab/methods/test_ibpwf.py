@@ -20,8 +20,8 @@ from halrp.lab.methods.check import check_method
 from halrp.lab.methods.factored import body, followed_by_norm, merged
 from halrp.lab.methods.ibpwf import Posterior, Selected, WeightFactors, active, prior, truncations
 from halrp.lab.methods.tiny import TINY, TinyNet, tiny_context, tiny_tasks
-from halrp.lab.streams import Split, Task
-from halrp.train import Recipe
+from halrp.lab.streams import Task
+from tests.lab.methods.small_nets import SMALL, check_two_tasks, small_context
 
 CPU = torch.device("cpu")
 SHORT = replace(TINY, epochs=2)
@@ -325,19 +325,6 @@ def test_sizes_are_taken_by_path_and_unknown_paths_refused() -> None:
         learned(1, sizes={"head": [7, 3.0]})
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "shape"),
-    [("resnet18", {"width": 8}, (3, 16, 16)), ("alexnet", {}, (3, 19, 19)), ("mlp", {}, (1, 4, 4))],
-)
-def test_every_kind_of_backbone_can_be_factored(name: str, options: dict[str, int], shape: tuple[int, ...]) -> None:
-    def build(classes: int, seed: int) -> nn.Module:
-        return backbones.build(name, classes, seed=seed, shape=shape, **options)
-
-    method = WeightFactors(Context(build, Recipe(epochs=1, batch=4), tasks=2))
-    x = torch.randn(4, *shape, generator=draws.generator("pictures"))
-    split = Split(x, torch.arange(4) % 2)
-    method.learn(Task("one", 0, 2, split, split, split))
-    first = method.predict(x, 0)
-    method.learn(Task("two", 1, 3, split, split, split))
-    assert method.predict(x, 1).shape == (4, 3)
-    assert torch.equal(method.predict(x, 0), first)
+@pytest.mark.parametrize("name", SMALL)
+def test_it_learns_with_every_backbone(name: str) -> None:
+    check_two_tasks(WeightFactors(small_context(name)), name)

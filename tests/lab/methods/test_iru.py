@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from halrp import draws
 from halrp.errors import SettingError
@@ -21,6 +21,7 @@ from halrp.lab.methods.tiny import TINY, tiny_context, tiny_tasks
 from halrp.lab.streams import Split, Task
 from halrp.lab.streams.stream import Normal
 from halrp.train import Recipe, cross_entropy
+from tests.lab.methods.small_nets import SMALL, check_two_tasks, small_context
 
 LAYERS = {"conv1", "conv2", "linear"}
 
@@ -224,20 +225,6 @@ def test_bad_settings_are_refused(settings: dict[str, Any]) -> None:
         RankUpdates(tiny_context(), **settings)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "shape"),
-    [("resnet18", {"width": 8}, (3, 16, 16)), ("alexnet", {}, (3, 19, 19)), ("lenet", {}, (3, 8, 8))],
-)
-def test_every_kind_of_backbone_can_be_updated(name: str, options: dict[str, int], shape: tuple[int, ...]) -> None:
-    def build(classes: int, seed: int) -> nn.Module:
-        return backbones.build(name, classes, seed=seed, shape=shape, **options)
-
-    method = RankUpdates(Context(build, Recipe(epochs=1, batch=4), tasks=2))
-    logits: list[Tensor] = []
-    for i in range(2):
-        task = pictures(2 + i, shape, i, rows=4)
-        method.learn(task)
-        logits.append(method.predict(task.test.x, i))
-        assert logits[i].shape == (4, 2 + i)
-        assert bool(logits[i].isfinite().all())
-    assert torch.equal(method.predict(pictures(2, shape, 0, rows=4).test.x, 0), logits[0])
+@pytest.mark.parametrize("name", SMALL)
+def test_it_learns_with_every_backbone(name: str) -> None:
+    check_two_tasks(RankUpdates(small_context(name)), name)
