@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -143,6 +144,25 @@ def test_a_lock_is_free_again_after_its_block_and_after_an_error(tmp_path: Path)
         raise RuntimeError
     with files.locked(tmp_path, wait=0.0):
         pass
+
+
+def test_a_lock_that_is_removed_while_it_is_taken_is_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    folder, flock, removed = tmp_path / "work", fcntl.flock, list[Path]()
+
+    def slow(handle: int, how: int) -> None:
+        flock(handle, how)
+        if not removed:  # the former holder leaves, and removes its folder as it does
+            shutil.rmtree(folder)
+            removed.append(folder)
+
+    monkeypatch.setattr(fcntl, "flock", slow)
+    with files.locked(folder, wait=1.0):
+        assert removed
+        with pytest.raises(LockedError), files.locked(folder, wait=0.0):
+            pass
 
 
 def test_folders_have_locks_of_their_own(tmp_path: Path) -> None:

@@ -108,25 +108,37 @@ def read(path: Path, limit: int | None = None) -> bytes:
 @contextmanager
 def locked(folder: Path, wait: float = 10.0) -> Iterator[None]:
     """Hold a folder's lock for a block; the system releases it if the process dies."""
+    deadline = time.monotonic() + wait
+    while (handle := _taken(folder)) is None:
+        if time.monotonic() >= deadline:
+            raise LockedError(
+                f"another process is writing to {folder} (its lock was not free for {wait:g} seconds); "
+                "wait for it, or stop it"
+            )
+        time.sleep(0.05)
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def _taken(folder: Path) -> int | None:
+    """Take a folder's lock if it is free. A lock that its holder removed, with the folder, while we took it is none."""
     path = folder / "lock"
     try:
         make_folder(folder)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except FileNotFoundError:
+        return None
     except OSError as error:
         raise WriteError(f"{path} could not be opened: {_reason(error)}; is the folder read-only?") from error
     try:
-        deadline = time.monotonic() + wait
-        while fcntl is not None:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as error:
-                if time.monotonic() >= deadline:
-                    raise LockedError(
-                        f"another process is writing to {folder} (its lock was not free for {wait:g} seconds); "
-                        "wait for it, or stop it"
-                    ) from error
-                time.sleep(0.05)
-        yield
-    finally:
-        os.close(handle)
+        if fcntl is None:
+            return handle
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(handle), os.stat(path)):
+            return handle
+    except OSError:
+        pass
+    os.close(handle)
+    return None

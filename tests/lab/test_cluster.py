@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("distributed")
 
+from halrp import files
 from halrp.errors import SettingError
 from halrp.lab import board, cluster, runs
 from halrp.lab.engines import Event
@@ -72,10 +73,20 @@ def test_a_killed_worker_loses_nothing_and_records_are_those_of_a_local_run(tmp_
     out, place = tmp_path / "out", tmp_path / "dask"
     place.mkdir()
     killed: list[str] = []
+    taken: list[str] = []
     cells = [BUDGET, STL, FAILING]
-    with workers(place, "one", "two") as (address, processes), cluster.Cluster(address, out, wait=60) as engine:
+    another = ExitStack()  # a process that runs STL, and gives it up when it is asked for
+    another.enter_context(files.locked(runs.Kept(out, STL).work))
+    with (
+        another,
+        workers(place, "one", "two") as (address, processes),
+        cluster.Cluster(address, out, wait=60) as engine,
+    ):
 
         def watch(standing: board.Standing, event: Event | None) -> None:
+            if event is not None and event.kind == "busy":
+                taken.append(event.cell)
+                another.close()
             if event is not None and event.kind == "row" and event.cell == BUDGET.name and not killed:
                 deadline = time.monotonic() + 5
                 while not (out / f"{event.cell}{runs.UNFINISHED}").exists() and time.monotonic() < deadline:
@@ -89,6 +100,7 @@ def test_a_killed_worker_loses_nothing_and_records_are_those_of_a_local_run(tmp_
         standing = board.go(cells, engine, out, {}, 2, watch)
         assert len(killed) == 1, "a worker was killed in the middle of a cell"
         assert engine.workers == 1
+        assert taken == [STL.name]
         assert standing.counts == {"done": 2, "failed": 1}, standing.failed
         assert "the loss became" in standing.failed[FAILING.name]
         assert standing.again == [f"{BUDGET.name}: its worker was lost"]

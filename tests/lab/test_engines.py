@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from halrp import files
 from halrp.errors import SettingError
 from halrp.lab import board, runs
 from halrp.lab.engines import Event, Local
@@ -25,13 +27,16 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, runs.Record]
     return alone(tmp_path_factory.mktemp("alone"))
 
 
-def test_two_processes_one_of_them_killed_and_a_cell_that_fails_lose_nothing(
+def test_two_processes_one_of_them_killed_a_cell_that_fails_and_one_that_is_taken_lose_nothing(
     tmp_path: Path, expected: dict[str, runs.Record]
 ) -> None:
     before = dict(os.environ)
     killed: list[str] = []
     kinds: list[tuple[str, str]] = []
     pids: set[int] = set()
+    summaries: list[str] = []
+    another = ExitStack()  # a process that runs FINETUNE, and gives it up when it is asked for
+    another.enter_context(files.locked(runs.Kept(tmp_path, FINETUNE).work))
 
     def watch(standing: board.Standing, event: Event | None) -> None:
         assert len(engine.pids) <= 2
@@ -39,6 +44,9 @@ def test_two_processes_one_of_them_killed_and_a_cell_that_fails_lose_nothing(
         if event is None:
             return
         kinds.append((event.cell, event.kind))
+        if event.kind == "busy":
+            summaries.append(board.summary(standing))
+            another.close()
         if event.kind == "started" and not killed and event.cell == BUDGET.name:
             deadline = time.monotonic() + 60  # it is killed as soon as there is a state to go on from
             while not (tmp_path / f"{event.cell}{runs.UNFINISHED}").exists() and time.monotonic() < deadline:
@@ -46,7 +54,7 @@ def test_two_processes_one_of_them_killed_and_a_cell_that_fails_lose_nothing(
             os.kill(engine.pids[event.cell], signal.SIGKILL)
             killed.append(event.cell)
 
-    with Local(tmp_path, 2) as engine:
+    with another, Local(tmp_path, 2) as engine:
         standing = board.go([BUDGET, FAILING, FINETUNE, STL], engine, tmp_path, TASKS, 2, watch)
         assert dict(os.environ) == before
     assert standing.counts == {"done": 3, "failed": 1}
@@ -56,6 +64,9 @@ def test_two_processes_one_of_them_killed_and_a_cell_that_fails_lose_nothing(
     assert list(standing.failed) == [FAILING.name]
     assert "the loss became" in standing.failed[FAILING.name]
     assert (FAILING.name, "again") not in kinds, "an error that the library names is not tried again"
+    finetune = [kind for name, kind in kinds if name == FINETUNE.name and kind != "working"]
+    assert finetune == ["busy", "started", "row", "row", "row", "done"], "it is told once, and taken when it is free"
+    assert "1 elsewhere" in summaries[0]
     assert records(tmp_path) == expected
     assert all(runs.read(path)["environment"]["threads"] == 1 for path in tmp_path.glob("*.json"))
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json"] * 3, "no state is left"
@@ -174,6 +185,9 @@ def test_the_time_that_is_left_is_judged_by_cells_that_have_ended() -> None:
     standing.jobs = 2
     assert standing.remaining() == pytest.approx(30), "no cell is divided"
     assert not standing.take(Event(STL.name, "row", 2)), "it comes too late"
+    assert standing.take(Event(FINETUNE.name, "busy", text="another process runs it"))
+    assert not standing.take(Event(FINETUNE.name, "busy", text="another process runs it")), "once is enough"
+    assert board.summary(standing) == "1 of 3 cells done, 1 running, 1 elsewhere; about 20 s left"
     standing.take(Event(BUDGET.name, "started"))
     assert standing.again == [f"{BUDGET.name}: its worker was lost"]
 

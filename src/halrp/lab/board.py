@@ -21,8 +21,8 @@ from halrp.lab import sweep
 from halrp.lab.cells import Cell
 from halrp.lab.engines import Engine, Event, line_of
 
-State = Literal["waiting", "running", "done", "failed", "there"]
-"""A cell that is "there" had its record before the sweep began."""
+State = Literal["waiting", "running", "elsewhere", "done", "failed", "there"]
+"""A cell that is "there" had its record before the sweep began; another process runs one that is "elsewhere"."""
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Standing:
     def take(self, event: Event) -> bool:
         """Take an event into account; False if it comes too late to matter."""
         line = self.lines[event.cell]
-        if line.state in ("done", "failed", "there"):
+        if line.state in ("done", "failed", "there") or (line.state == "elsewhere" and event.kind == "busy"):
             return False
         now = self.clock()
         if event.kind == "started":
@@ -84,6 +84,8 @@ class Standing:
         elif event.kind == "again":
             self.again.append(f"{event.cell}: {event.text}")
             line.state, line.share = "waiting", 0.0
+        elif event.kind == "busy":
+            line.state, line.text = "elsewhere", event.text
         else:
             line.state, line.text = event.kind, event.text
             line.seconds = now - line.began if line.began else 0.0
@@ -102,7 +104,7 @@ class Standing:
     @property
     def left(self) -> int:
         """How many cells have not ended."""
-        return self.counts["waiting"] + self.counts["running"]
+        return sum(self.counts[state] for state in ("waiting", "running", "elsewhere"))
 
     def remaining(self) -> float | None:
         """Seconds until the last cell ends, judged by those that have ended, of the same method if there are any."""
@@ -171,7 +173,7 @@ def summary(standing: Standing) -> str:
     """Where a sweep stands, in a line."""
     counts = standing.counts
     parts = [f"{counts['done'] + counts['there']} of {len(standing.lines)} cells done"]
-    parts += [f"{counts[state]} {state}" for state in ("failed", "running", "waiting") if counts[state]]
+    parts += [f"{counts[state]} {state}" for state in ("failed", "running", "elsewhere", "waiting") if counts[state]]
     rest = standing.remaining() if standing.left else None
     return ", ".join(parts) + (f"; about {duration(rest)} left" if rest is not None else "")
 
@@ -214,10 +216,10 @@ class Board:
 
     def watch(self, standing: Standing, event: Event | None) -> None:
         """Draw where the sweep stands; ends of cells stay on the screen."""
-        if event is not None and event.kind in ("done", "failed", "again"):
+        if event is not None and event.kind in ("done", "failed", "again", "busy"):
             line = standing.lines[event.cell]
             told = event.text or (f"average accuracy {line.accuracy:.1%}" if line.accuracy is not None else "")
-            colour = {"done": "green", "failed": "red", "again": "yellow"}[event.kind]
+            colour = {"done": "green", "failed": "red"}.get(event.kind, "yellow")
             spent = f" in {duration(line.seconds)}" if event.kind == "done" else ""
             self.console.print(f"[{colour}]{event.kind:<6}[/] {escape(event.cell)}{spent}: {escape(told)}")
         self._live.update(self.table(standing))

@@ -33,7 +33,7 @@ from halrp.errors import HalrpError, SettingError
 from halrp.lab import runs
 from halrp.lab.cells import Cell
 from halrp.lab.data.places import cache_directory
-from halrp.lab.engines import Engine, Event, line_of, work
+from halrp.lab.engines import Engine, Event, end_of, line_of, work
 from halrp.train import Progress
 
 _alone = threading.Lock()
@@ -84,7 +84,9 @@ class Cluster(Engine):
         files.write(self._mark, b"", durable=False)
         self._about = (str(self.folder), str(self._mark), None if data is None else str(data), device, self._topic)
         self._waiting: deque[Cell] = deque()
+        self._cells: dict[str, Cell] = {}
         self._running: dict[str, Any] = {}
+        self._sent = 0
         self._heard: queue.Queue[Event | str] = queue.Queue()
         self.client.subscribe_topic(self._topic, self._take)
 
@@ -95,6 +97,7 @@ class Cluster(Engine):
 
     def submit(self, cell: Cell) -> None:
         """Take a cell."""
+        self._cells[cell.name] = cell
         self._waiting.append(cell)
 
     def collect(self, seconds: float = 0.5) -> list[Event]:
@@ -123,9 +126,9 @@ class Cluster(Engine):
         self._mark.unlink(missing_ok=True)
 
     def _send(self, cell: Cell) -> None:
-        future = self.client.submit(
-            run, cell.canonical(), *self._about, self._stop.name, key=f"{cell.name}-{self._topic}", retries=self.retries
-        )
+        self._sent += 1  # a key names one try
+        key = f"{cell.name}-{self._topic}-{self._sent}"
+        future = self.client.submit(run, cell.canonical(), *self._about, self._stop.name, key=key, retries=self.retries)
         self._running[cell.name] = future
         future.add_done_callback(lambda _, name=cell.name: self._heard.put(name))
 
@@ -142,7 +145,10 @@ class Cluster(Engine):
             return [Event(name, "failed", text=line_of(error) if error is not None else f"it was {future.status}")]
         found, failure = future.result(timeout=60)
         if failure:
-            return [Event(name, "failed", text=failure)]
+            event = Event(**failure)
+            if event.kind == "busy":
+                self._waiting.append(self._cells[name])
+            return [event]
         target = self.folder / f"{name}.json"
         if not target.exists():
             files.write(target, (json.dumps(found, indent=1) + "\n").encode())
@@ -151,8 +157,8 @@ class Cluster(Engine):
 
 def run(
     values: Mapping[str, Any], folder: str, mark: str, data: str | None, device: str, topic: str, stop: str
-) -> tuple[runs.Record | None, str]:
-    """Run a cell in a Dask worker; returns its record, or the line of an error that another try would not change."""
+) -> tuple[runs.Record | None, dict[str, Any] | None]:
+    """Run a cell in a Dask worker; returns its record, or the event of an error that Dask need not try again."""
     import distributed
 
     worker = distributed.get_worker()
@@ -176,9 +182,9 @@ def run(
                 values, own, data, device, lambda event: worker.log_event(topic, {"event": asdict(event)}), progress
             )
         except Stopped:
-            return None, "stopped"
+            return None, asdict(Event(name, "failed", text="stopped"))
         except HalrpError as error:
-            return None, line_of(error)
+            return None, asdict(end_of(name, error))
         if not shared:  # a record in a cache could outlive the code that made it
             (own / f"{name}.json").unlink(missing_ok=True)
-        return found, ""
+        return found, None

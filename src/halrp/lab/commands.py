@@ -171,8 +171,9 @@ def run_sweep(
     """Run many cells: those of a preset, or of a TOML file of your own.
 
     All cells are checked before the first one runs. Those whose records are in the results folder are not run again,
-    and interrupted ones go on, so the way to continue a sweep is to start it again. Records do not depend on the
-    number of jobs or on where cells run. Exits with 1 if a cell failed, and names it.
+    and interrupted ones go on, so the way to continue a sweep is to start it again; sweeps that share the folder share
+    the cells. Records do not depend on the number of jobs or on where cells run. Exits with 1 if a cell failed, and
+    names it.
 
     Example: halrp sweep cifar100-split-5 --jobs 4 --only method=ewc,l2 order=A
 

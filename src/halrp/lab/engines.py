@@ -6,6 +6,7 @@ run at once: every cell runs alone in its process, with one thread.
 
 An error that the library names ends its cell at once, because another try would end alike. A worker that dies, or any
 other error, costs the cell one of its retries, and the next try goes on from the state after the last whole task.
+A cell that another process runs for the same folder is asked for again, after all others, until it is done.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any, Literal, Self
 
 import torch
 
-from halrp.errors import HalrpError, SettingError
+from halrp.errors import HalrpError, LockedError, SettingError
 from halrp.lab import runs
 from halrp.lab.cells import Cell
 from halrp.train import Progress
@@ -44,8 +45,8 @@ class Event:
 
     cell: str
     """Its name."""
-    kind: Literal["started", "working", "row", "done", "failed", "again"]
-    """"row" is a learned task, "again" a try that was lost."""
+    kind: Literal["started", "working", "row", "done", "failed", "again", "busy"]
+    """"row" is a learned task, "again" a try that was lost, "busy" a cell that another process runs."""
     position: int = 0
     """Of the task that is being learned, or of the one that was."""
     share: float = 0.0
@@ -93,10 +94,17 @@ def work(
 ) -> runs.Record:
     """Run a cell in this process and tell about it; what every engine's worker does. `extra` hears all progress."""
     cell = Cell.of(values)
-    position, told = 0, 0.0
+    begun, position, told = False, 0, 0.0
+
+    def begin() -> None:
+        nonlocal begun
+        if not begun:
+            begun = True
+            tell(Event(cell.name, "started"))
 
     def progress(event: Progress) -> None:
         nonlocal told
+        begin()
         if extra is not None:
             extra(event)
         now = time.monotonic()
@@ -107,11 +115,11 @@ def work(
 
     def on_row(row: runs.Row) -> None:
         nonlocal position
+        begin()
         tell(row_event(cell.name, row))
         position = row["position"] + 1
 
     warm_up()
-    tell(Event(cell.name, "started"))
     return runs.execute(cell, folder, data=data, device=device, progress=progress, on_row=on_row)
 
 
@@ -125,6 +133,13 @@ def row_event(name: str, row: runs.Row) -> Event:
     known = [share for share in row["test"] if share is not None]
     accuracy = sum(known) / len(known) if known else None
     return Event(name, "row", row["position"], 1.0, row["task"], accuracy, row["seconds"])
+
+
+def end_of(name: str, error: Exception) -> Event:
+    """What an error means for its cell."""
+    if isinstance(error, LockedError):
+        return Event(name, "busy", text="another process runs it")
+    return Event(name, "failed" if isinstance(error, HalrpError) else "again", text=line_of(error))
 
 
 def line_of(error: BaseException) -> str:
@@ -209,8 +224,10 @@ class Local(Engine):
             return self._lost(worker)
         cell = worker.cell
         assert cell is not None, "a worker speaks only of its cell"
-        if event.kind in ("done", "failed", "again"):
+        if event.kind in ("done", "failed", "again", "busy"):
             worker.cell = None
+        if event.kind == "busy":
+            self._waiting.append(cell)
         return [self._retry(cell, event.text)] if event.kind == "again" else [event]
 
     def _lost(self, worker: _Worker) -> list[Event]:
@@ -282,10 +299,8 @@ def _serve(pipe: Connection, folder: str, data: str | None, device: str) -> None
             end = Event(name, "done")
         except BrokenPipeError:
             return  # nobody listens any more; the state is kept
-        except HalrpError as error:
-            end = Event(name, "failed", text=line_of(error))
         except Exception as error:
-            end = Event(name, "again", text=line_of(error))
+            end = end_of(name, error)
         tell(end)
 
 
