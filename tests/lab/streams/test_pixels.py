@@ -1,12 +1,14 @@
 """From bytes to images: resizing as Pillow does, padding, normalising, local labels."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from halrp.lab.data import Images
 from halrp.lab.streams import Normal
-from halrp.lab.streams.pixels import local_labels, normalised, padded, resized, split
+from halrp.lab.streams.pixels import local_labels, normalised, padded, resized, split, taken
 from tests.lab.streams.made import normal
 
 
@@ -25,6 +27,32 @@ def test_resizing_is_pillows_to_the_last_step_of_255(kind: str, before: int, aft
     difference = np.abs(ours.squeeze(1).numpy().astype(int) - np.stack(theirs))
     assert difference.max() <= 1  # both round, with weights of different precision
     assert (difference > 0).mean() < 0.01
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the system does not tell what is in memory")
+def test_pages_of_a_mapped_file_are_given_back_when_they_are_copied(tmp_path: Path) -> None:
+    stored = np.random.default_rng(0).integers(0, 256, (64, 64, 64, 3), dtype=np.uint8)
+    np.save(tmp_path / "images.npy", stored)
+    mapped = np.load(tmp_path / "images.npy", "r")
+
+    def resident() -> int:
+        after = Path("/proc/self/smaps").read_text().partition(str(tmp_path / "images.npy"))[2]
+        return int(after.partition("Rss:")[2].split()[0])
+
+    assert int(mapped.sum()) == int(stored.sum())
+    assert resident() >= stored.nbytes // 1024
+    for _ in range(2):
+        x = taken(Images(mapped, np.zeros(64, dtype=np.int64)), np.arange(64))
+        assert torch.equal(x, torch.from_numpy(stored).permute(0, 3, 1, 2))
+        assert resident() == 0
+
+
+def test_a_changed_copy_of_a_mapped_file_keeps_its_changes(tmp_path: Path) -> None:
+    np.save(tmp_path / "images.npy", np.zeros((4, 8, 8, 1), dtype=np.uint8))
+    mine = np.load(tmp_path / "images.npy", "c")
+    mine[:] = 7
+    for _ in range(2):
+        assert bool((taken(Images(mine, np.zeros(4, dtype=np.int64)), np.arange(4)) == 7).all())
 
 
 def test_padding_is_black_on_every_side() -> None:

@@ -1,6 +1,8 @@
 """From bytes as they are stored to images as networks take them."""
 
+import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -19,7 +21,16 @@ IMAGENET = Normal((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 def taken(source: Images, chosen: Indices) -> Tensor:
     """Copy the chosen images, as bytes (images, channels, height, width)."""
-    return torch.from_numpy(source.images[chosen]).permute(0, 3, 1, 2).contiguous()
+    copied = torch.from_numpy(source.images[chosen]).permute(0, 3, 1, 2).contiguous()
+    _unmapped(source.images)
+    return copied
+
+
+def _unmapped(array: NDArray[np.uint8]) -> None:
+    """Give back what has been read of a mapped file, so that a run does not grow by the images it has seen."""
+    if isinstance(array, np.memmap) and array.mode == "r" and isinstance(array.base, mmap.mmap):
+        with suppress(AttributeError, OSError):  # not on every system
+            array.base.madvise(mmap.MADV_DONTNEED)
 
 
 def normalised(x: Tensor, normal: Normal) -> Tensor:
