@@ -142,7 +142,7 @@ def run(
         }
         if ready:
             for i, watch in enumerate(watched):
-                row["val"][i], row["test"][i] = watch.accuracies(method)
+                row["val"][i], row["test"][i] = watch.accuracies(method, task if i == position else None)
             size = method.stored()
             row |= {"parameters": size.parameters, "bytes": size.bytes, "counted": method.counted(), **method.facts()}
         row |= {
@@ -174,11 +174,11 @@ class Watched:
         self.seen: Tensor | None = None
         self.measured = (0.0, 0.0)
 
-    def accuracies(self, method: methods.Method) -> tuple[float, float]:
-        """The shares of validation and of test examples that a method tells right."""
+    def accuracies(self, method: methods.Method, task: streams.Task | None = None) -> tuple[float, float]:
+        """The shares of validation and of test examples that a method tells right; `task`, if it is at hand."""
         probe = method.predict(self.rows, self.position)
         if self.seen is None or not torch.equal(probe, self.seen):
-            self.seen, task = probe, self.stream[self.position]
+            self.seen, task = probe, task or self.stream[self.position]
             self.measured = accuracy(method, task.val, self.position), accuracy(method, task.test, self.position)
         return self.measured
 
