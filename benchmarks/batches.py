@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from benchmarks.interleaved import arguments, measure, report
-from halrp.data import prepare
+from halrp.training.batches import prepare
 
 BATCH, BLOCK = 128, 32
 MEAN, DEVIATION = (torch.tensor(value).view(3, 1, 1) for value in ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276)))

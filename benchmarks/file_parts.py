@@ -11,11 +11,11 @@ from __future__ import annotations
 import torch
 
 from benchmarks.train_step import WEIGHTS, Variant, random_start
-from halrp.base import Base
-from halrp.codec import PRECISIONS
-from halrp.delta import Delta
 from halrp.lab import backbones
-from halrp.plan import plan
+from halrp.model.base import Base
+from halrp.model.codec import PRECISIONS
+from halrp.model.delta import Delta
+from halrp.model.plan import plan
 
 VARIANTS = {
     "budget, kernel-mean 3 20 10 14": Variant((3, 20, 10, 14)),

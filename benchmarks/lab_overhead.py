@@ -20,8 +20,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from benchmarks.interleaved import arguments, measure, report
-from halrp.lab import backbones, runs, streams
-from halrp.lab.cells import Cell
+from halrp.lab import backbones, streams
+from halrp.lab.run import runner
+from halrp.lab.run.cell import Cell
 from halrp.lab.streams import Stream, split_by_class
 
 EPOCHS, BATCH, CLASSES, TASKS = 10, 128, 10, 3
@@ -74,7 +75,7 @@ def variants(folder: Path) -> dict[str, Callable[[], object]]:
     cell = Cell("stl", NAME, "lenet", recipe={"epochs": EPOCHS, "batch": BATCH})
 
     def run() -> None:
-        runs.execute(cell, folder)
+        runner.execute(cell, folder)
         (folder / f"{cell.name}.json").unlink()
 
     return {"bare loop": bare, "run of the laboratory": run}

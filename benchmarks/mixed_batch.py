@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from benchmarks.interleaved import arguments, measure, report
 from halrp import Delta, Plan
 from halrp.lab import backbones
-from halrp.layers import Factors
-from halrp.mixed import MixedModule
-from halrp.plan import plan as plan_of
-from halrp.views import task_view
+from halrp.model.layers.rules import Factors
+from halrp.model.mixed import MixedModule
+from halrp.model.plan import plan as plan_of
+from halrp.model.views import task_view
 
 BATCH, TASKS = 64, 20
 Way = Callable[[], object]

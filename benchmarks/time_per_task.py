@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from halrp import files
-from halrp.lab import sweep
 from halrp.lab.backbones import build
-from halrp.lab.cells import Cell
 from halrp.lab.methods import Context, Method
+from halrp.lab.run import sweep
+from halrp.lab.run.cell import Cell
 from halrp.lab.streams import load
+from halrp.store import atomic
 
 PRESET = "cifar100-superclass-5"
 OVER = {"order": "A", "recipe.epochs": 10}
@@ -75,7 +75,7 @@ def main() -> None:
     ]
     if options.json:
         what = {"stream": stream.name, "fraction": chosen[0].fraction, **OVER, "stl_first": round(seconds["stl"][0], 3)}
-        files.write(options.json, (json.dumps({"what": what, "rows": rows}, indent=1) + "\n").encode())
+        atomic.write(options.json, (json.dumps({"what": what, "rows": rows}, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

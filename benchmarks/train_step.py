@@ -15,14 +15,14 @@ import torch
 
 from benchmarks.interleaved import arguments, measure, report
 from halrp import Halrp, Recipe
-from halrp.base import Base
-from halrp.data import prepare
 from halrp.lab import backbones
-from halrp.layers import Factors
-from halrp.plan import plan
-from halrp.train import Group, Training
-from halrp.truncate import Start
-from halrp.tuning import tuning
+from halrp.method.start import Start
+from halrp.method.tune import tuning
+from halrp.model.base import Base
+from halrp.model.layers.rules import Factors
+from halrp.model.plan import plan
+from halrp.training.batches import prepare
+from halrp.training.loop import Group, Training
 
 BATCH, BLOCK = 128, 8
 WEIGHTS = ("conv1.weight", "conv2.weight", "linear1.weight", "linear2.weight")

@@ -5,25 +5,26 @@ from pathlib import Path
 import pytest
 
 from benchmarks import file_parts
-from halrp.lab import document
+from halrp.lab.report import documents
 
 ROOT = Path(__file__).parent.parent
+REMEDY = "run: python -m halrp.lab.report.documents"
 
 
 def test_the_generated_parts_of_documents_are_what_the_records_say() -> None:
-    made = document.parts(ROOT / "results")
-    texts = {name: (ROOT / name).read_text() for name in document.DOCUMENTS}
+    made = documents.parts(ROOT / "results")
+    texts = {name: (ROOT / name).read_text() for name in documents.DOCUMENTS}
     for name, text in texts.items():
-        assert document.filled(text, made) == text, f"{name} is stale; run: python -m halrp.lab.document"
+        assert documents.filled(text, made) == text, f"{name} is stale; {REMEDY}"
     assert all(any(f"<!-- begin {name} -->" in text for text in texts.values()) for name in made)
 
 
 def test_the_figures_of_documents_show_what_the_records_say() -> None:
-    shown = "".join((ROOT / name).read_text() for name in document.DOCUMENTS)
-    for name, (drawing, title) in document.drawings(ROOT / "results").items():
+    shown = "".join((ROOT / name).read_text() for name in documents.DOCUMENTS)
+    for name, (drawing, title) in documents.drawings(ROOT / "results").items():
         text = (ROOT / name).read_text()
         assert text.startswith("<?xml"), name
-        assert text.endswith(document.checksum(drawing, title)), f"{name} is stale; run: python -m halrp.lab.document"
+        assert text.endswith(documents.checksum(drawing, title)), f"{name} is stale; {REMEDY}"
         assert Path(name).name in shown
 
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from halrp import MeanSquare, allocate, decompose, scales
-from halrp.data import InMemory
-from halrp.layers import Factors, adapt
+from halrp import MeanSquare
+from halrp.method import allocate, decompose, scales
+from halrp.model.layers.rules import Factors, adapt
+from halrp.training.batches import InMemory
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 EXACT: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-13}

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from halrp import Flat, Halrp, Learner, LossRate, Recipe, Whitened, draws, taskfile, views
-from halrp.codec import PRECISIONS, Precision
+from halrp import Flat, Halrp, Learner, LossRate, Recipe, Whitened, seeding
 from halrp.errors import TaskError
-from halrp.tuning import Tuning, tuning
+from halrp.method.tune import Tuning, tuning
+from halrp.model import views
+from halrp.model.codec import PRECISIONS, Precision
+from halrp.store import task_file
 from tests.helpers import FAST, NETS, digest, drawn, net, tiny_task
 from tests.test_forgetting import formatted, tensors
 
@@ -270,7 +272,7 @@ def test_a_delta_names_the_base_it_belongs_to() -> None:
     base, later = learner.learn("a", tiny_task("mlp", 0)), learner.learn("b", tiny_task("mlp", 1))
     module = learner.module(None)
     state: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    assert base.base == later.base == draws.fingerprint(state)
+    assert base.base == later.base == seeding.fingerprint(state)
 
 
 def test_a_task_stays_within_its_budget() -> None:
@@ -293,7 +295,7 @@ def test_a_task_predicts_from_what_its_file_holds(kind: str, precision: Precisio
     assert delta.precision == precision
     assert accuracy(learner.predict(x, "a"), y) > 0.8  # chance is 1/3
     other = Learner(net(kind), recipe=LONG, method=method, base="given")
-    other._tasks["a"] = taskfile.check(taskfile.parse(delta.to_bytes(), "a"), other._ready, "a")
+    other._tasks["a"] = task_file.check(task_file.parse(delta.to_bytes(), "a"), other._ready, "a")
     assert torch.equal(other.predict(x, "a"), learner.predict(x, "a"))
     assert other.tasks["a"].to_bytes() == delta.to_bytes()
 

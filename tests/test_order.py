@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from halrp import Delta, Halrp, Learner, Progress
 from halrp.errors import BudgetTooSmall, DivergedError
-from halrp.train import Recipe
+from halrp.training.loop import Recipe
 from tests.helpers import FAST, digest, net, tiny_task
 from tests.test_forgetting import tensors
 
@@ -184,7 +184,7 @@ def test_an_interrupt_while_the_base_is_committed_leaves_no_base(monkeypatch: py
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("halrp.draws.fingerprint", interrupt)
+        patch.setattr("halrp.seeding.fingerprint", interrupt)
         with pytest.raises(KeyboardInterrupt):
             learner.learn("a", tiny_task("mlp", 0))
     assert base_state(learner) == before

@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from halrp import Halrp, Learner, Progress, Recipe, files
+from halrp import Halrp, Learner, Progress, Recipe
 from halrp.errors import BudgetTooSmall, DivergedError, WriteError
-from halrp.train import Training
+from halrp.store import atomic
+from halrp.training.loop import Training
 from tests.helpers import CLASSES, drawn, net, tiny_task
 
 RECIPE = Recipe(epochs=6, batch=8, lr=5e-3)
@@ -185,7 +186,7 @@ def test_a_commit_that_fails_at_any_write_changes_nothing_and_can_be_done_again(
 ) -> None:
     files_, epochs, _ = whole
     committed = 0
-    original = files.write
+    original = atomic.write
 
     def write(path: Path, content: bytes, durable: bool = True) -> None:
         nonlocal committed
@@ -196,7 +197,7 @@ def test_a_commit_that_fails_at_any_write_changes_nothing_and_can_be_done_again(
 
     before = Log()
     with monkeypatch.context() as patch:
-        patch.setattr(files, "write", write)
+        patch.setattr(atomic, "write", write)
         with pytest.raises(WriteError):
             learn(tmp_path, before)
     after = Log()
@@ -227,7 +228,7 @@ def test_a_process_that_is_killed_leaves_a_store_that_another_finishes(whole: An
     after = BASE + WARM_UP + TRIAL + 1
     ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(after)], check=False, timeout=120)
     assert ended.returncode == 9
-    (tmp_path / "tasks" / f".b-1-2{files.TEMPORARY}").write_bytes(b"half a file that the killed process left")
+    (tmp_path / "tasks" / f".b-1-2{atomic.TEMPORARY}").write_bytes(b"half a file that the killed process left")
     log = Log()
     learn(tmp_path, log)
     assert log.epochs == epochs[after:]
@@ -366,7 +367,7 @@ def test_without_a_store_nothing_is_written(tmp_path: Path, monkeypatch: pytest.
     def write(*_: object, **__: object) -> None:
         raise AssertionError("a learner without a store writes a file")
 
-    monkeypatch.setattr(files, "write", write)
+    monkeypatch.setattr(atomic, "write", write)
     monkeypatch.chdir(tmp_path)
     found = learn(None)
     assert list(found.tasks) == ["a", "b"]

@@ -3,23 +3,51 @@
 >>> learner = Learner(model, head="fc", method=Halrp.budget(bytes_per_task=200_000))
 >>> learner.learn("birds", (x, y), val=(xv, yv))
 >>> logits = learner.predict(x, task="birds")
+
+Public names are imported when they are first used, so that a part that needs no torch does not load it.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from halrp._version import __version__
-from halrp.allocate import Flat, LossRate
-from halrp.budget import Budget
-from halrp.decompose import Plain, Whitened
-from halrp.delta import Delta
-from halrp.explain import Explanation, explain
-from halrp.importance import GradientNorm, MeanSquare
-from halrp.layers import Adapted, layer_rule
-from halrp.learner import Learner
-from halrp.method import Halrp
-from halrp.plan import Plan
-from halrp.prune import Keep, Prune
-from halrp.scales import Exact, Legacy
-from halrp.store import Store
-from halrp.train import Progress, Recipe
+
+if TYPE_CHECKING:
+    from halrp.learner import Learner
+    from halrp.method import allocate, decompose, scales
+    from halrp.method.allocate import Flat, LossRate
+    from halrp.method.budget import Budget
+    from halrp.method.decompose import Plain, Whitened
+    from halrp.method.importance import GradientNorm, MeanSquare
+    from halrp.method.method import Halrp
+    from halrp.method.prune import Keep, Prune
+    from halrp.method.scales import Exact, Legacy
+    from halrp.model.delta import Delta
+    from halrp.model.layers.rules import Adapted, layer_rule
+    from halrp.model.plan import Plan
+    from halrp.store.store import Store
+    from halrp.tools.explain import Explanation, explain
+    from halrp.training.loop import Progress, Recipe
+
+_HOME = {
+    "halrp.learner": ("Learner",),
+    "halrp.method": ("allocate", "decompose", "scales"),
+    "halrp.method.allocate": ("Flat", "LossRate"),
+    "halrp.method.budget": ("Budget",),
+    "halrp.method.decompose": ("Plain", "Whitened"),
+    "halrp.method.importance": ("GradientNorm", "MeanSquare"),
+    "halrp.method.method": ("Halrp",),
+    "halrp.method.prune": ("Keep", "Prune"),
+    "halrp.method.scales": ("Exact", "Legacy"),
+    "halrp.model.delta": ("Delta",),
+    "halrp.model.layers.rules": ("Adapted", "layer_rule"),
+    "halrp.model.plan": ("Plan",),
+    "halrp.store.store": ("Store",),
+    "halrp.tools.explain": ("Explanation", "explain"),
+    "halrp.training.loop": ("Progress", "Recipe"),
+}
+"""The module of each public name."""
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "Adapted",
@@ -43,6 +71,23 @@ __all__ = [
     "Store",
     "Whitened",
     "__version__",
+    "allocate",
+    "decompose",
     "explain",
     "layer_rule",
+    "scales",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its module."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'halrp' has no attribute {name!r}")
+    module = import_module(_MODULE_OF[name])
+    if not hasattr(module, name):  # a module of a package
+        return import_module(f"{_MODULE_OF[name]}.{name}")
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -14,26 +14,28 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from halrp import draws, importance, parallel, views
+from halrp import parallel, seeding
 from halrp._version import __version__
-from halrp.base import Base, check_outputs, evaluating
-from halrp.budget import Budget, Fixed, Size
-from halrp.checkpoint import Checkpoints
-from halrp.compress import compress
-from halrp.data import Augment, Data, Lesson, Source, prepare, refuse_batch_of_one
-from halrp.decompose import Whitened
-from halrp.delta import Delta
-from halrp.describe import describe, recalled_recipe
 from halrp.errors import DataError, HeadError, SettingError, TaskError, UnknownTaskError, WrongBaseError
-from halrp.layers import empty_factors
-from halrp.method import Halrp
-from halrp.mixed import normalises_by_batch
-from halrp.plan import plan
-from halrp.predict import Predictor
-from halrp.store import Store
-from halrp.train import Group, Notify, Recipe, Training, autocast
-from halrp.truncate import truncate
-from halrp.tuning import preferred, tuned, tuning
+from halrp.method import importance
+from halrp.method.budget import Budget, Fixed, Size
+from halrp.method.compress import compress
+from halrp.method.decompose import Whitened
+from halrp.method.method import Halrp
+from halrp.method.start import truncate
+from halrp.method.tune import preferred, tuned, tuning
+from halrp.model import views
+from halrp.model.base import Base, check_outputs, evaluating
+from halrp.model.delta import Delta
+from halrp.model.layers.rules import empty_factors
+from halrp.model.mixed import normalises_by_batch
+from halrp.model.plan import plan
+from halrp.provenance import describe, recalled_recipe
+from halrp.serve.predictor import Predictor
+from halrp.store.store import Store
+from halrp.training.batches import Augment, Data, Lesson, Source, prepare, refuse_batch_of_one
+from halrp.training.checkpoint import Checkpoints
+from halrp.training.loop import Group, Notify, Recipe, Training, autocast
 
 
 class Learner:
@@ -133,7 +135,7 @@ class Learner:
         self._check_name(name)
         classes = len(class_names) if classes is None and class_names is not None else classes
         base = self._body
-        with torch.enable_grad(), draws.isolated(*self._names(name), device=base.device):
+        with torch.enable_grad(), seeding.isolated(*self._names(name), device=base.device):
             data, classes = self._prepare(name, "train", train, classes)
             held_out = None if val is None else self._prepare(name, "val", val, classes)[0]
             if class_names is not None and len(class_names) != classes:
@@ -218,7 +220,7 @@ class Learner:
                 {n: view if kernel else "full" for n, kernel in kernels.items()},
                 fixed,
                 size,
-                draws.generator(*self._names(name), "truncate", view),
+                seeding.generator(*self._names(name), "truncate", view),
             )
             for view in method.views(any(kernels.values()), val is not None)
         }

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 
-from halrp import taskfile, views
-from halrp.delta import Delta
 from halrp.errors import SettingError, TaskError
-from halrp.prune import Prune
+from halrp.method.prune import Prune
+from halrp.model import views
+from halrp.model.delta import Delta
+from halrp.store import task_file
 
 if TYPE_CHECKING:
     from halrp.learner import Learner
@@ -71,7 +72,7 @@ def learned_apart(
     try:
         for name in lessons:
             content = waiting.pop(name).result()
-            yield name, taskfile.check(taskfile.parse(content, name), base, name)
+            yield name, task_file.check(task_file.parse(content, name), base, name)
     finally:
         for pending in waiting.values():
             getattr(pending, "cancel", lambda: None)()

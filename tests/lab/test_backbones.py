@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from halrp import Recipe
-from halrp.data import InMemory
 from halrp.errors import SettingError
 from halrp.lab.backbones import BACKBONES, build
-from halrp.train import Group, Training
+from halrp.training.batches import InMemory
+from halrp.training.loop import Group, Training
 from tests.helpers import digest
 
 INPUTS = {

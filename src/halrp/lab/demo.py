@@ -17,10 +17,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from halrp import files, train
-from halrp.lab import cells, metrics, runs
+from halrp.lab.records import metrics
 from halrp.lab.report.build import build, made_from
 from halrp.lab.report.page import page
+from halrp.lab.run import cell, runner
+from halrp.store import atomic
+from halrp.training import loop
 
 RECIPE = {"epochs": 12, "batch": 32, "lr": 2e-3}
 OFFICIAL_GROWTH = 0.4
@@ -64,17 +66,17 @@ def main(arguments: list[str] | None = None) -> None:
             progress.start_task(bar)
             cell = _cell(name, recipe, options.tasks, options.seed, finished)
             rows = []
-            for row in runs.run(cell, progress=_on_bar(progress, bar, options.epochs)):
+            for row in runner.run(cell, progress=_on_bar(progress, bar, options.epochs)):
                 rows.append(row)
                 progress.update(bar, completed=len(rows) * options.epochs, doing="")
             finished[name] = rows
-            records.append(runs.record(cell, rows))
+            records.append(runner.record(cell, rows))
             if options.results:
-                runs.write(options.results, records[-1])
+                runner.write(options.results, records[-1])
     console.print(_table(finished))
     console.print(_verdict(finished))
     made = page("Ten tasks on real digits", build(records), [], made_from(records, [Path(options.results or "demo")]))
-    files.write(options.page, made.encode())
+    atomic.write(options.page, made.encode())
     console.print(f"Page, with every task after every task, sizes, ranks and times: {options.page}")
 
 
@@ -92,7 +94,7 @@ def markdown(finished: dict[str, list[dict[str, Any]]]) -> str:
 
 def _cell(
     name: str, recipe: dict[str, Any], tasks: int, seed: int, finished: dict[str, list[dict[str, Any]]]
-) -> cells.Cell:
+) -> cell.Cell:
     settings: dict[str, Any] = {}
     if name == "halrp-official":
         recipe = recipe | {"gradient_scale": 10.0}
@@ -102,14 +104,14 @@ def _cell(
         official = finished["halrp-official"]
         added = official[-1]["parameters"] - official[0]["parameters"]
         settings = {"parameters_per_task": added // max(1, tasks - 1)}
-    return cells.Cell(name, "digits", "digits-net", seed=seed, settings=settings, recipe=recipe, tasks=tasks)
+    return cell.Cell(name, "digits", "digits-net", seed=seed, settings=settings, recipe=recipe, tasks=tasks)
 
 
-def _on_bar(progress: Progress, bar: Any, epochs: int) -> train.Notify:
+def _on_bar(progress: Progress, bar: Any, epochs: int) -> loop.Notify:
     """Move a bar by finished epochs. A trial of the second view stands still: it repeats epochs already counted."""
     begun: dict[str, int] = {}
 
-    def notify(event: train.Progress) -> None:
+    def notify(event: loop.Progress) -> None:
         if event.loss is None:
             return
         tried = begun.setdefault(event.task, len(begun)) * epochs

@@ -9,9 +9,9 @@ import pytest
 
 from halrp.errors import SettingError
 from halrp.lab.data import SETS, read, status
+from halrp.lab.data import cache as kept_module
 from halrp.lab.data import inventory as module
-from halrp.lab.data import kept as kept_module
-from halrp.lab.data.places import facts
+from halrp.lab.data.directories import facts
 from tests.lab.data import makers
 
 IMAGES, LABELS = makers.pictures(10, 3, (28, 28))

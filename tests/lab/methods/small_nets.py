@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from halrp import draws
+from halrp import seeding
 from halrp.lab import backbones
 from halrp.lab.methods import Context, Method
 from halrp.lab.streams import Split, Task
-from halrp.train import Recipe
+from halrp.training.loop import Recipe
 
 SMALL: dict[str, dict[str, Any]] = {
     "lenet": {"shape": (3, 8, 8)},
@@ -36,7 +36,7 @@ def small_tasks(name: str) -> list[Task]:
     """Two tasks of noise, of 2 and 3 classes."""
 
     def task(identity: int, classes: int) -> Task:
-        x = torch.randn(12, *SMALL[name]["shape"], generator=draws.generator("noise", identity))
+        x = torch.randn(12, *SMALL[name]["shape"], generator=seeding.generator("noise", identity))
         split = Split(x, torch.arange(12) % classes)
         return Task(f"noise-{identity}", identity, classes, split, split, split)
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from halrp.lab.methods import ewc as ewc_module
 from halrp.lab.methods import make
-from halrp.lab.methods.contract import Context
 from halrp.lab.methods.ewc import ElasticWeights, fisher_by_batch
 from halrp.lab.methods.finetune import FineTune
 from halrp.lab.methods.l2 import Anchored
+from halrp.lab.methods.protocol import Context
 from halrp.lab.methods.tiny import TINY, tiny_context, tiny_tasks
 from halrp.lab.streams import Split, Task
 

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from halrp.errors import SettingError
-from halrp.lab.methods import networks
+from halrp.lab.methods import network
 from halrp.lab.methods.apd import Additive, compose, cut, drift_gradients, layers, pack, unpack
 from halrp.lab.methods.check import check_method, kept, recalled
-from halrp.lab.methods.contract import Context
+from halrp.lab.methods.protocol import Context
 from halrp.lab.methods.tiny import TINY, tiny_context, tiny_tasks
 from halrp.lab.streams import Split, Task
-from halrp.plan import plan
-from halrp.train import Group
+from halrp.model.plan import plan
+from halrp.training.loop import Group
 
 LONG = replace(TINY, epochs=25)
 """Enough steps for Adam to bring old tasks back to where they were."""
@@ -192,7 +192,7 @@ def test_sigma_and_old_tau_are_trained_on_and_the_rest_of_a_task_is_not() -> Non
     own, tau, v, sigma = (clones(t) for t in (first.own, first.tau, first.v, method.sigma))
     for task in tiny_tasks()[1:]:
         method.learn(task)
-    assert set(own) == {n for n in networks.contents(tiny_context().build(3, 0)) if n not in sigma}
+    assert set(own) == {n for n in network.contents(tiny_context().build(3, 0)) if n not in sigma}
     assert all(torch.equal(t, own[n]) for n, t in method.tasks[0].own.items()), "its norms, statistics, biases, head"
     assert all(not torch.equal(t, tau[n]) for n, t in method.tasks[0].tau.items())
     assert all(not torch.equal(t, v[n]) for n, t in method.tasks[0].v.items())
@@ -214,7 +214,7 @@ def test_penalties_fall_on_what_the_objective_names(monkeypatch: pytest.MonkeyPa
         found.clear()
         found.update({id(p): (g.l1, g.l2) for g in groups for p in g.parameters})
 
-    monkeypatch.setattr(networks, "fit", fit)
+    monkeypatch.setattr(network, "fit", fit)
     for i, task in enumerate(tiny_tasks()[:2]):
         method.learn(task)
         new, old = method.tasks[i], method.tasks[:i]
@@ -228,15 +228,15 @@ def test_penalties_fall_on_what_the_objective_names(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("start", ["sigma", "zeros"])
 def test_a_task_starts_from_sigma_with_masks_near_a_half(start: str, monkeypatch: pytest.MonkeyPatch) -> None:
     method = learned(1, start=start)
-    monkeypatch.setattr(networks, "fit", lambda *args, **kwargs: None)
+    monkeypatch.setattr(network, "fit", lambda *args, **kwargs: None)
     method.learn(tiny_tasks()[1])
     part = method.tasks[1]
     for n, sigma in method.sigma.items():
         assert torch.equal(part.tau[n], sigma if start == "sigma" else torch.zeros_like(sigma))
         assert 0 < float((torch.sigmoid(part.v[n].detach()) - 0.5).abs().max()) < 0.35
-    fresh, _ = networks.fresh(method.context, tiny_tasks()[1])
-    names = set(networks.contents(fresh)) - set(method.sigma)
-    assert all(torch.equal(part.own[n], networks.contents(fresh)[n]) for n in names), "new biases, norms and head"
+    fresh, _ = network.fresh(method.context, tiny_tasks()[1])
+    names = set(network.contents(fresh)) - set(method.sigma)
+    assert all(torch.equal(part.own[n], network.contents(fresh)[n]) for n in names), "new biases, norms and head"
 
 
 def test_elements_up_to_the_threshold_are_zero_in_use_and_not_counted() -> None:
@@ -278,7 +278,7 @@ def test_what_is_stored_gives_back_every_weight() -> None:
                 g = groups[i]
                 found = found + unpack(held[f"local/{n}/{g}"], held[f"where/local/{n}/{g}"], shape)
             assert torch.equal(found, theta)
-    dense = networks.size_of(method.state().tensors.values()).bytes
+    dense = network.size_of(method.state().tensors.values()).bytes
     assert method.stored().bytes < dense
 
 

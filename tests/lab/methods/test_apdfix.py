@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from halrp import draws
+from halrp import seeding
 from halrp.lab import backbones
 from halrp.lab.methods import Context
 from halrp.lab.methods.apd import Additive, compose
@@ -17,7 +17,7 @@ from halrp.lab.methods.apdfix import FixedAdditive
 from halrp.lab.methods.check import check_method
 from halrp.lab.methods.tiny import TINY, tiny_context, tiny_tasks
 from halrp.lab.streams import Split, Task
-from halrp.train import Recipe
+from halrp.training.loop import Recipe
 
 READINGS: list[dict[str, Any]] = [{}, {"mask_only": True}]
 
@@ -90,7 +90,7 @@ def test_masks_are_drawn_to_a_half_not_to_one() -> None:
 
 
 def pictures(identity: int, classes: int, shape: tuple[int, ...]) -> Task:
-    x = torch.randn(12, *shape, generator=draws.generator("pictures", identity))
+    x = torch.randn(12, *shape, generator=seeding.generator("pictures", identity))
     split = Split(x, torch.arange(12) % classes)
     return Task(f"pictures-{identity}", identity, classes, split, split, split)
 

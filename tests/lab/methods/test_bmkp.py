@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from halrp.errors import SettingError
-from halrp.lab.methods import bmkp, networks, subspaces
+from halrp.lab.methods import bmkp, network, subspaces
 from halrp.lab.methods.bmkp import BilevelMemory, Form, in_steps, rebuild, rebuilt, regulariser, regulariser_gradient
 from halrp.lab.methods.check import check_method
 from halrp.lab.methods.gpm import sample
 from halrp.lab.methods.subspaces import Columns, captured
 from halrp.lab.methods.tiny import TINY, tiny_context, tiny_tasks
-from halrp.train import Group
+from halrp.training.loop import Group
 from tests.lab.methods.small_nets import SMALL, check_two_tasks, small_context
 
 LAYERS = {"conv1": (6, 27), "conv2": (8, 54), "linear": (16, 32)}
@@ -36,7 +36,7 @@ def parts_of(net: nn.Module) -> dict[str, Tensor]:
 def watch_fit(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]]:
     """Parameters before and after each stage of the newest task."""
     seen: dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
-    fit = networks.fit
+    fit = network.fit
 
     def watched(*args: Any, **hooks: Any) -> None:
         net, stage = args[2], args[5]
@@ -44,7 +44,7 @@ def watch_fit(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[dict[str, Tens
         fit(*args, **hooks)
         seen[stage] = before, parts_of(net)
 
-    monkeypatch.setattr(networks, "fit", watched)
+    monkeypatch.setattr(network, "fit", watched)
     return seen
 
 
@@ -107,29 +107,29 @@ def test_bases_capture_the_energy_of_the_outputs(monkeypatch: pytest.MonkeyPatch
 
 
 def test_with_all_the_energy_the_projected_network_is_the_working_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    fit = networks.fit
+    fit = network.fit
 
     def without_recall(*args: Any, **hooks: Any) -> Any:
         return None if args[5] == "recall" else fit(*args, **hooks)
 
-    monkeypatch.setattr(networks, "fit", without_recall)
+    monkeypatch.setattr(network, "fit", without_recall)
     method, tasks = BilevelMemory(tiny_context(), energy_first=1.0, energy=1.0), tiny_tasks()
     for i, task in enumerate(tasks):
         method.learn(task)
         assert method.working is not None
-        names = (networks.later_names if i else networks.first_names)(method.context, task)
+        names = (network.later_names if i else network.first_names)(method.context, task)
         x = torch.cat(sample(method.context, method.working, task, 500, names))
-        expected = networks.logits(method.context, method.working, x)
+        expected = network.logits(method.context, method.working, x)
         torch.testing.assert_close(method.predict(x, i), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_less_energy_loses_something_in_the_projection(monkeypatch: pytest.MonkeyPatch) -> None:
-    fit = networks.fit
-    monkeypatch.setattr(networks, "fit", lambda *a, **k: None if a[5] == "recall" else fit(*a, **k))
+    fit = network.fit
+    monkeypatch.setattr(network, "fit", lambda *a, **k: None if a[5] == "recall" else fit(*a, **k))
     method, task = BilevelMemory(tiny_context(), energy_first=0.6), tiny_tasks()[0]
     method.learn(task)
     assert method.working is not None
-    expected = networks.logits(method.context, method.working, task.train.x)
+    expected = network.logits(method.context, method.working, task.train.x)
     assert float((method.predict(task.train.x, 0) - expected).abs().max()) > 1e-2
 
 
@@ -265,14 +265,14 @@ def test_bases_coefficients_norms_biases_and_heads_are_stored_and_the_working_me
     assert method.stored().parameters == method.counted() + statistics
     assert method.stored().bytes == 4 * method.stored().parameters + 4 * 3 * 2, "counters have eight bytes"
     assert set(method.state().tensors) - set(method._kept()) == {
-        f"working/{n}" for n in networks.contents(tiny_context().build(4, 0))
+        f"working/{n}" for n in network.contents(tiny_context().build(4, 0))
     }
 
 
 @pytest.mark.parametrize(("epochs", "expected"), [(20, (10, 10)), (5, (2, 3)), (1, (1, 1))])
 def test_epochs_are_divided_evenly(epochs: int, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[int] = []
-    monkeypatch.setattr(networks, "fit", lambda *args, **hooks: given.append(args[6]))
+    monkeypatch.setattr(network, "fit", lambda *args, **hooks: given.append(args[6]))
     BilevelMemory(tiny_context(recipe=replace(TINY, epochs=epochs))).learn(tiny_tasks()[0])
     assert tuple(given) == expected
 
@@ -291,13 +291,13 @@ def test_the_official_mode_has_sgd_for_all_epochs_twice(monkeypatch: pytest.Monk
 def test_the_official_rate_falls_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bmkp, "STEP", 2)
     context, task = tiny_context(recipe=replace(TINY, optimiser="sgd", schedule="constant", lr=0.1)), tiny_tasks()[0]
-    net, _ = networks.fresh(context, task)
+    net, _ = network.fresh(context, task)
     rates: list[float] = []
 
     def note() -> None:
         rates.append(going._optimiser.param_groups[0]["lr"])
 
-    going = networks.training(
+    going = network.training(
         context, task, net, [Group(list(net.parameters()))], ("x",), "learn", epochs=5, after_step=note
     )
     in_steps(going)

@@ -15,9 +15,9 @@ from halrp.errors import HalrpError
 from halrp.lab.methods import METHODS
 from halrp.lab.methods.bn import TunedNorms
 from halrp.lab.methods.check import ITEMS, ContractBroken, check_method
-from halrp.lab.methods.contract import Method, Size, State
 from halrp.lab.methods.finetune import FineTune
 from halrp.lab.methods.mtl import Joint
+from halrp.lab.methods.protocol import Method, Size, State
 from halrp.lab.methods.stl import Separate
 from halrp.lab.methods.tiny import TINY, tiny_context, tiny_tasks
 from halrp.lab.streams import Task

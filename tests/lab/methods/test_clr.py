@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from halrp import draws
+from halrp import seeding
 from halrp.errors import SettingError
 from halrp.lab import backbones
-from halrp.lab.methods import networks
+from halrp.lab.methods import network
 from halrp.lab.methods.check import ITEMS, check_method
 from halrp.lab.methods.clr import FILTER, Filtered, Reprogramming, filtered, identity_filter, insert
 from halrp.lab.methods.tiny import tiny_context, tiny_tasks
-from halrp.plan import BATCH_NORMS
-from halrp.train import Group
+from halrp.model.plan import BATCH_NORMS
+from halrp.training.loop import Group
 from tests.lab.methods.small_nets import SMALL, check_two_tasks, small_context, small_tasks
 
 
@@ -56,7 +56,7 @@ def test_new_filters_change_nothing(name: str) -> None:
 
 
 def test_a_filter_works_on_each_channel_alone_and_behind_the_bias() -> None:
-    chance = draws.generator("filter")
+    chance = seeding.generator("filter")
     conv = nn.Conv2d(2, 3, 3, padding=1)
     kernels = torch.randn(3, 1, 3, 3, generator=chance)
     x = torch.randn(4, 2, 5, 5, generator=chance)
@@ -152,7 +152,7 @@ def test_norms_start_as_the_bases_or_as_the_last_tasks(bn: Any, same: bool, monk
     method = learned(1, bn=bn)
     assert method.base is not None
     last = copies(method.norms) if bn == "shared" else {n: t for n, t in method.tasks[0].tensors.items() if "norm" in n}
-    monkeypatch.setattr(networks, "fit", lambda *args, **kwargs: None)
+    monkeypatch.setattr(network, "fit", lambda *args, **kwargs: None)
     method.learn(tiny_tasks()[1])
     now = method.norms if bn == "shared" else {n: t for n, t in method.tasks[1].tensors.items() if "norm" in n}
     assert len(now) == 4
@@ -165,7 +165,7 @@ def test_norms_start_as_the_bases_or_as_the_last_tasks(bn: Any, same: bool, monk
 def test_the_penalty_is_on_filters_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     method = learned(1, l2=0.5)
     given: list[Group] = []
-    monkeypatch.setattr(networks, "fit", lambda context, task, net, groups, *rest: given.extend(groups))
+    monkeypatch.setattr(network, "fit", lambda context, task, net, groups, *rest: given.extend(groups))
     method.learn(tiny_tasks()[1])
     penalised = [p for g in given if g.l2 for p in g.parameters]
     assert [tuple(p.shape) for p in penalised] == [(6, 1, 3, 3), (8, 1, 3, 3)]

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from halrp import draws
+from halrp import seeding
 from halrp.lab.methods.consolidation import ALONE, Consolidated, consolidate, first_centroids, k_means, merge
 
 
 def tensors(count: int, *shape: int, spread: float = 1.0, name: str = "points") -> list[Tensor]:
-    chance = draws.generator(name)
+    chance = seeding.generator(name)
     return [spread * torch.randn(shape, generator=chance, dtype=torch.float64) for _ in range(count)]
 
 
@@ -65,20 +65,20 @@ def test_no_steps_more_than_allowed_are_made() -> None:
 
 def test_previous_centroids_come_first_and_drawn_tasks_are_distinct() -> None:
     points, previous = tensors(10, 4), tensors(2, 4, name="previous")
-    begin = first_centroids(points, 4, previous, draws.generator("clusters"))
+    begin = first_centroids(points, 4, previous, seeding.generator("clusters"))
     assert begin[0] is previous[0]
     assert begin[1] is previous[1]
     taken = [next(i for i, p in enumerate(points) if p is c) for c in begin[2:]]
     assert len(set(taken)) == 2
-    again = first_centroids(points, 4, previous, draws.generator("clusters"))
+    again = first_centroids(points, 4, previous, seeding.generator("clusters"))
     assert all(a is b for a, b in zip(begin, again, strict=True))
-    others = {tuple(id(c) for c in first_centroids(points, 4, [], draws.generator(i))) for i in range(5)}
+    others = {tuple(id(c) for c in first_centroids(points, 4, [], seeding.generator(i))) for i in range(5)}
     assert len(others) > 1
 
 
 def test_there_are_no_more_clusters_than_tasks() -> None:
     points = tensors(3, 4)
-    found = consolidate(points, 7, 0.1, generator=draws.generator("clusters"))
+    found = consolidate(points, 7, 0.1, generator=seeding.generator("clusters"))
     assert len(found.centroids) == 3
     assert found.groups == [ALONE] * 3
     assert not found.local

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from halrp.errors import SettingError
 from halrp.lab.methods.ewc import Labels, fisher_by_batch, fisher_by_example
-from halrp.lab.methods.networks import contents
+from halrp.lab.methods.network import contents
 from halrp.lab.methods.tiny import TinyNet, tiny_context, tiny_tasks
 
 ROUNDING = 1e-12

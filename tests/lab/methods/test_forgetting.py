@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from halrp import draws
+from halrp import seeding
 from halrp.lab.methods import Context, make
 from halrp.lab.streams import Split, Task
-from halrp.train import Recipe
+from halrp.training.loop import Recipe
 
 
 class Small(nn.Module):
@@ -27,12 +27,12 @@ class Small(nn.Module):
 
 
 def build(classes: int, seed: int) -> nn.Module:
-    with draws.isolated("small", seed, device=torch.device("cpu")):
+    with seeding.isolated("small", seed, device=torch.device("cpu")):
         return Small(classes)
 
 
 def gaussian(identity: int) -> Task:
-    chance = draws.generator("gaussian", identity)
+    chance = seeding.generator("gaussian", identity)
     centres = 3 * torch.randn(3, 4, generator=chance)
 
     def split(rows: int) -> Split:

@@ -10,19 +10,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from halrp import draws
+from halrp import seeding
 from halrp.errors import SettingError
 from halrp.lab import backbones
-from halrp.lab.methods import gpm, networks, subspaces
+from halrp.lab.methods import gpm, network, subspaces
 from halrp.lab.methods.check import check_method
-from halrp.lab.methods.contract import Context
 from halrp.lab.methods.finetune import FineTune
 from halrp.lab.methods.gpm import BENCHMARKS, GradientProjection, lower_the_rate
 from halrp.lab.methods.norms import without_running_statistics
+from halrp.lab.methods.protocol import Context
 from halrp.lab.methods.subspaces import Columns, captured
 from halrp.lab.methods.tiny import TINY, tiny_context, tiny_tasks
 from halrp.lab.streams import Split, Task
-from halrp.train import Group, Recipe
+from halrp.training.loop import Group, Recipe
 from tests.lab.methods.small_nets import SMALL, small_context, small_tasks
 
 MODES: dict[str, dict[str, Any]] = {
@@ -61,7 +61,7 @@ def test_every_step_of_a_later_task_is_orthogonal_to_the_memory(
 ) -> None:
     method = learned(1, **settings)
     shares: list[float] = []
-    fit = networks.training
+    fit = network.training
 
     def watched(*args: Any, **hooks: Any) -> Any:
         memory, begun = dict(method.memory), values(method)
@@ -73,7 +73,7 @@ def test_every_step_of_a_later_task_is_orthogonal_to_the_memory(
 
         return fit(*args, after_step=look, **hooks)
 
-    monkeypatch.setattr(networks, "training", watched)
+    monkeypatch.setattr(network, "training", watched)
     for task in tiny_tasks()[1:]:
         method.learn(task)
     assert len(shares) > 3 * 6, "three layers, and many steps"
@@ -145,15 +145,15 @@ def test_later_tasks_train_weights_and_their_head_and_nothing_else(settings: dic
     first = values(method)
     told = set(first) - {"conv1.bias", "conv2.bias"}  # the norm after them takes out what they do
     assert all(not torch.equal(first[n], start[n]) for n in told), "the first task trains everything"
-    heads = [{n: t.clone() for n, t in networks.contents(h).items()} for h in method.heads]
+    heads = [{n: t.clone() for n, t in network.contents(h).items()} for h in method.heads]
     free = set(method.free())
     assert free
     method.learn(tiny_tasks()[0])
     now = values(method)
     moved = {n for n in now if not torch.equal(now[n], first[n])}
     assert moved == {f"{n}.weight" for n in free}
-    assert all(torch.equal(t, heads[0][n]) for n, t in networks.contents(method.heads[0]).items())
-    drawn = networks.add_head(method.context, tiny_context().build(3, 0), tiny_tasks()[0])
+    assert all(torch.equal(t, heads[0][n]) for n, t in network.contents(method.heads[0]).items())
+    drawn = network.add_head(method.context, tiny_context().build(3, 0), tiny_tasks()[0])
     assert not torch.equal(next(method.heads[1].parameters()), next(drawn.parameters())), "the new head has learned"
 
 
@@ -172,7 +172,7 @@ class Deep(nn.Module):
 
 def flat_task(identity: int, dimensions: int) -> Task:
     """Examples that lie in a subspace of so many dimensions."""
-    chance = draws.generator("flat", identity)
+    chance = seeding.generator("flat", identity)
     plane = torch.randn(dimensions, 8, generator=chance)
     x = torch.randn(64, dimensions, generator=chance) @ plane
     split = Split(x, (x @ torch.randn(8, generator=chance) > 0).long())
@@ -181,7 +181,7 @@ def flat_task(identity: int, dimensions: int) -> Task:
 
 def deep_context(recipe: Recipe) -> Context:
     def build(classes: int, seed: int) -> nn.Module:
-        with draws.isolated("deep", seed, device=torch.device("cpu")):
+        with seeding.isolated("deep", seed, device=torch.device("cpu")):
             return Deep(classes)
 
     return Context(build, recipe, tasks=2)
@@ -298,8 +298,8 @@ def test_the_official_mode_has_plain_sgd_without_a_penalty() -> None:
 def test_the_rate_falls_when_the_validation_loss_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     context = tiny_context(recipe=replace(TINY, optimiser="sgd", schedule="constant", lr=0.08))
     task = tiny_tasks()[0]
-    net, _ = networks.fresh(context, task)
-    going = networks.training(context, task, net, [Group(list(net.parameters()))], ("x",), "s", epochs=50)
+    net, _ = network.fresh(context, task)
+    going = network.training(context, task, net, [Group(list(net.parameters()))], ("x",), "s", epochs=50)
     losses = iter([3.0, 2.0, 2.5, 2.0, 1.0, 1.5, 1.5, 1.5, 1.5])
     rates, weights = [], []
 
@@ -309,7 +309,7 @@ def test_the_rate_falls_when_the_validation_loss_does_not(monkeypatch: pytest.Mo
         return next(losses), 0.0
 
     monkeypatch.setattr(gpm, "evaluate", told)
-    lower_the_rate(going, networks.examples(context, task, net), factor=2.0, patience=2, floor=0.015)
+    lower_the_rate(going, network.examples(context, task, net), factor=2.0, patience=2, floor=0.015)
     assert rates == [0.08] * 4 + [0.04] * 3 + [0.02] * 2, "two epochs without a lower loss halve it; 0.01 ends it"
     assert all(torch.equal(p, weights[4][n]) for n, p in net.named_parameters()), "those of the lowest loss"
     assert not torch.equal(weights[4]["conv1.weight"], weights[8]["conv1.weight"])

@@ -14,7 +14,7 @@ from halrp.lab.methods.check import check_method, kept, recalled
 from halrp.lab.methods.halrp import HalrpMethod
 from halrp.lab.methods.tiny import tiny_context, tiny_tasks
 from halrp.lab.streams import Task
-from halrp.prune import Prune
+from halrp.method.prune import Prune
 
 NAMES = ("zebra", "ant", "mole")
 """Not in the order of the alphabet, in which a folder is read."""

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from halrp import draws
+from halrp import seeding
 from halrp.errors import SettingError
 from halrp.lab import backbones
-from halrp.lab.methods import Context, networks
+from halrp.lab.methods import Context, network
 from halrp.lab.methods.check import check_method
 from halrp.lab.methods.factored import body, followed_by_norm, merged
 from halrp.lab.methods.ibpwf import Posterior, Selected, WeightFactors, active, prior, truncations
@@ -32,7 +32,7 @@ WIDE = {"conv1": [18, 12], "conv2": [24, 16], "linear": [16, 12]}
 @pytest.fixture(autouse=True)
 def _own_draws() -> Iterator[None]:
     """Whatever a test draws from the global generators is its own."""
-    with draws.isolated("test", device=torch.device("cpu")):
+    with seeding.isolated("test", device=torch.device("cpu")):
         yield
 
 
@@ -47,7 +47,7 @@ def layer_of(plain: nn.Module, factors: int = 5, biased: bool = True, sigma: flo
     """A layer of random factors, all of them free."""
     weight = plain.weight
     assert isinstance(weight, Tensor)
-    chance = draws.generator("layer", factors)
+    chance = seeding.generator("layer", factors)
     sides = weight[0].numel() + biased, len(weight)
     u, v = (torch.randn(factors, n, generator=chance, dtype=weight.dtype) for n in sides)
     start = Posterior(*(t.to(weight) for t in prior(factors, 2.0)))
@@ -57,7 +57,7 @@ def layer_of(plain: nn.Module, factors: int = 5, biased: bool = True, sigma: flo
 
 @contextmanager
 def seeded() -> Iterator[None]:
-    with draws.isolated("test", device=CPU):
+    with seeding.isolated("test", device=CPU):
         yield
 
 
@@ -70,7 +70,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     ) -> None:
         seen.append({"net": net.eval(), "groups": groups, "stage": stage, "epochs": epochs, **hooks})
 
-    monkeypatch.setattr(networks, "fit", fit)
+    monkeypatch.setattr(network, "fit", fit)
     return seen
 
 
@@ -169,7 +169,7 @@ def test_a_fresh_first_layer_diverges_from_its_prior_by_its_choice_alone() -> No
     layer = layer_of(nn.Linear(4, 3))
     with torch.no_grad():
         layer.r.zero_()
-        with draws.isolated("many", device=CPU):
+        with seeding.isolated("many", device=CPU):
             costs = torch.stack([layer.draw(torch.tensor(2 / 3), 15) for _ in range(500)])
     # c = c0, d = d0 = 1: KL_v is 0. p is the prior's mean, but π varies, so that KL_b is small and not zero.
     assert 0 < float(costs.mean()) < 3

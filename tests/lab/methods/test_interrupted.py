@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from halrp.lab import methods
-from halrp.lab.methods import Method, State, networks
+from halrp.lab.methods import Method, State, network
 from halrp.lab.methods.check import kept, recalled
 from halrp.lab.methods.tiny import tiny_context, tiny_tasks
-from halrp.train import Progress
+from halrp.training.loop import Progress
 
 ROOMY = {"growth_per_task": 0.5}
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -28,7 +28,7 @@ RESTARTED = {"gpm": "official"}
 def test_a_task_that_was_interrupted_ends_as_if_it_had_not_been(
     name: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(networks, "CHECKPOINT_EVERY", 0.0)
+    monkeypatch.setattr(network, "CHECKPOINT_EVERY", 0.0)
     first, second, _ = tiny_tasks()
 
     def begun(work: Path | None, told: list[Progress], ends: tuple[str, int] | None = None) -> Method:

@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import nn
 
-from halrp import draws
+from halrp import seeding
 from halrp.errors import SettingError
 from halrp.lab import backbones
-from halrp.lab.methods import Context, networks
+from halrp.lab.methods import Context, network
 from halrp.lab.methods.check import check_method, kept, recalled
 from halrp.lab.methods.factored import merged
 from halrp.lab.methods.iru import RankUpdates, Updated, bytes_of, orthonormal, squared_error
 from halrp.lab.methods.tiny import TINY, tiny_context, tiny_tasks
 from halrp.lab.streams import Split, Task
 from halrp.lab.streams.stream import Normal
-from halrp.train import Recipe, cross_entropy
+from halrp.training.loop import Recipe, cross_entropy
 from tests.lab.methods.small_nets import SMALL, check_two_tasks, small_context
 
 LAYERS = {"conv1", "conv2", "linear"}
@@ -29,7 +29,7 @@ LAYERS = {"conv1", "conv2", "linear"}
 @pytest.fixture(autouse=True)
 def _own_draws() -> Iterator[None]:
     """Whatever a test draws from the global generators is its own."""
-    with draws.isolated("test", device=torch.device("cpu")):
+    with seeding.isolated("test", device=torch.device("cpu")):
         yield
 
 
@@ -41,7 +41,7 @@ def learned(tasks: int = 3, **settings: Any) -> RankUpdates:
 
 
 def pictures(classes: int, shape: tuple[int, ...], identity: int, rows: int = 2) -> Task:
-    x = torch.randn(rows, *shape, generator=draws.generator("pictures", identity))
+    x = torch.randn(rows, *shape, generator=seeding.generator("pictures", identity))
     split = Split(x, torch.arange(rows) % classes)
     return Task(f"pictures-{identity}", identity, classes, split, split, split)
 
@@ -54,7 +54,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         selectors = {n: m.s.detach().clone() for n, m in net.named_modules() if isinstance(m, Updated)}
         seen.append({"context": context, "task": task, "net": net, "s": selectors, "groups": groups, **hooks})
 
-    monkeypatch.setattr(networks, "fit", fit)
+    monkeypatch.setattr(network, "fit", fit)
     return seen
 
 
@@ -120,7 +120,7 @@ def test_all_that_starts_orthonormal_is_and_biases_start_at_zero(monkeypatch: py
 
 @pytest.mark.parametrize(("new", "moves"), [(0.0, False), (1.0, True)])
 def test_new_rows_have_a_gradient_only_if_they_are_selected(new: float, moves: bool) -> None:
-    old = torch.randn(3, 6, generator=draws.generator("u")), torch.randn(3, 5, generator=draws.generator("v"))
+    old = torch.randn(3, 6, generator=seeding.generator("u")), torch.randn(3, 5, generator=seeding.generator("v"))
     rows = orthonormal((2, 6), "du").float(), orthonormal((2, 5), "dv").float()
     layer = Updated(nn.Linear(6, 5), old, rows)
     with torch.no_grad():
@@ -204,7 +204,7 @@ def test_the_official_mode_predicts_from_raw_pixels_after_restoring_too() -> Non
 
 
 def test_raw_pixels_undo_the_normalisation() -> None:
-    raw = torch.randint(0, 256, (2, 3, 4, 4), generator=draws.generator("raw")).float()
+    raw = torch.randint(0, 256, (2, 3, 4, 4), generator=seeding.generator("raw")).float()
     mean, deviation = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.5, 0.4, 0.3])
     x = (raw / 255 - mean.view(3, 1, 1)) / deviation.view(3, 1, 1)
     torch.testing.assert_close(bytes_of(x, Normal((0.1, 0.2, 0.3), (0.5, 0.4, 0.3))), raw, atol=1e-3, rtol=0)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import Kumaraswamy
 from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli
 
-from halrp import draws
+from halrp import seeding
 from halrp.lab.methods.kumaraswamy import LIMIT, divergence, log_density, log_odds, logistic, sample, stick
 
 LONG = 20_000
@@ -31,7 +31,7 @@ def density(v: Tensor, c: Tensor, d: Tensor) -> Tensor:
 
 
 def uniform(rows: int, *names: object) -> Tensor:
-    return torch.rand(rows, generator=draws.generator(*names), dtype=torch.float64).clamp(1e-12, 1 - 1e-12)
+    return torch.rand(rows, generator=seeding.generator(*names), dtype=torch.float64).clamp(1e-12, 1 - 1e-12)
 
 
 @pytest.mark.parametrize(("c", "d"), [(3.0, 2.0), (0.7, 1.0), (40.0, 1.5), (2.0, 5.0)])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from halrp import draws
+from halrp import seeding
 from halrp.errors import DamagedError
 from halrp.lab.methods import masks
 from halrp.lab.methods.masks import CODERS, TASKS, Bits, Masks, bits_of, decode, encode, symbols_of
@@ -97,7 +97,7 @@ def test_a_code_that_is_cut_or_too_long_is_refused() -> None:
 
 
 def made(tasks: int) -> tuple[Masks, list[dict[str, torch.Tensor]]]:
-    chance = draws.generator("masks")
+    chance = seeding.generator("masks")
     shapes = {"conv": (8, 3, 3, 3), "linear": (10, 12)}
     given = [{n: torch.rand(shape, generator=chance) < 0.3 for n, shape in shapes.items()} for _ in range(tasks)]
     found = Masks()

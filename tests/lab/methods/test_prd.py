@@ -12,16 +12,16 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from halrp import draws
+from halrp import seeding
 from halrp.errors import DataError, SettingError
-from halrp.lab.methods import networks, prd
+from halrp.lab.methods import network, prd
 from halrp.lab.methods.check import ITEMS, check_method
-from halrp.lab.methods.networks import contents
+from halrp.lab.methods.network import contents
 from halrp.lab.methods.prd import Parts, RelationDistillation, TaskLoss
 from halrp.lab.methods.prd_losses import View, attract, contrast, distil, grey, relations
 from halrp.lab.methods.tiny import TinyNet, tiny_context, tiny_tasks
 from halrp.lab.streams import Normal
-from halrp.views import clone
+from halrp.model.views import clone
 from tests.lab.methods.small_nets import SMALL, small_context, small_tasks
 
 QUICK: dict[str, Any] = {"prototype_rate": 30.0, "hidden": 32}
@@ -29,7 +29,7 @@ QUICK: dict[str, Any] = {"prototype_rate": 30.0, "hidden": 32}
 
 
 def noise(name: str, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=draws.generator("prd", name))
+    return torch.randn(*shape, generator=seeding.generator("prd", name))
 
 
 @cache
@@ -220,7 +220,7 @@ def test_the_official_recipe_is_its_own_and_the_papers_is_the_runs(monkeypatch: 
     assert (recipe.optimiser, recipe.lr, recipe.momentum, recipe.epochs) == ("sgd", 0.01, 0.9, 100)
     assert (recipe.batch, recipe.schedule) == (128, "constant")
     given: list[Any] = []
-    monkeypatch.setattr(networks, "fit", lambda context, task, net, groups, *rest, **hooks: given.extend(groups))
+    monkeypatch.setattr(network, "fit", lambda context, task, net, groups, *rest, **hooks: given.extend(groups))
     method.learn(tiny_tasks()[0])
     encoder, prototypes = given
     assert (encoder.l2, prototypes.l2) == (1e-4, 0.0)
@@ -228,7 +228,7 @@ def test_the_official_recipe_is_its_own_and_the_papers_is_the_runs(monkeypatch: 
     assert [tuple(p.shape) for p in prototypes.parameters] == [(3, 16)]
 
 
-PIXELS = torch.rand(40, 3, 16, 16, generator=draws.generator("pixels"))
+PIXELS = torch.rand(40, 3, 16, 16, generator=seeding.generator("pixels"))
 NORMAL = Normal((0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
 
 
@@ -238,7 +238,7 @@ def normalised(pixels: Tensor) -> Tensor:
 
 def test_colours_are_changed_in_pixels_and_stay_pixels() -> None:
     view = View(NORMAL, normalised(PIXELS))
-    found = view.coloured(PIXELS, draws.generator("view"))
+    found = view.coloured(PIXELS, seeding.generator("view"))
     assert float(found.min()) >= 0
     assert float(found.max()) <= 1
     same = ((found - PIXELS).abs() < 1e-6).flatten(1).all(1).sum()
@@ -249,7 +249,7 @@ def test_colours_are_changed_in_pixels_and_stay_pixels() -> None:
 
 def test_without_colours_and_crops_a_view_is_the_image_its_mirror_image_or_grey() -> None:
     x, dull = normalised(PIXELS), normalised(grey(PIXELS).expand_as(PIXELS))
-    found = View(NORMAL, x, padding=0, colour=0.0)(x, draws.generator("plain"))
+    found = View(NORMAL, x, padding=0, colour=0.0)(x, seeding.generator("plain"))
     choices = torch.stack([x, x.flip(3), dull, dull.flip(3)])
     far = (choices - found).abs().flatten(2).amax(2)
     assert float(far.amin(0).max()) < 1e-5
@@ -262,7 +262,7 @@ def test_brightness_and_contrast_are_those_of_the_factors(monkeypatch: pytest.Mo
     values = iter([torch.tensor([0.75, 0.25, 0.5]).view(3, 1, 1, 1, 1), torch.tensor([0.0, 1.0]).view(2, 1, 1, 1, 1)])
     monkeypatch.setattr(torch, "rand", lambda *shape, **kw: next(values).expand(shape))
     pixels = 0.5 * PIXELS[:4, :1]
-    found = view.coloured(pixels, draws.generator("unused"))
+    found = view.coloured(pixels, seeding.generator("unused"))
     bright = pixels * 1.2
     mean = bright.mean((1, 2, 3), keepdim=True)
     torch.testing.assert_close(found, mean + 0.8 * (bright - mean))
@@ -272,7 +272,7 @@ def test_brightness_and_contrast_are_those_of_the_factors(monkeypatch: pytest.Mo
 def test_views_are_functions_of_the_generator_and_keep_shape_and_layout() -> None:
     x = normalised(PIXELS).contiguous(memory_format=torch.channels_last)
     view = View(NORMAL, x)
-    a, b, c = (view(x, draws.generator(name)) for name in ("a", "a", "c"))
+    a, b, c = (view(x, seeding.generator(name)) for name in ("a", "a", "c"))
     assert torch.equal(a, b)
     assert not torch.equal(a, c)
     assert a.shape == x.shape
@@ -282,9 +282,9 @@ def test_views_are_functions_of_the_generator_and_keep_shape_and_layout() -> Non
 def test_both_views_of_a_batch_come_from_the_trainings_generator() -> None:
     x = normalised(PIXELS)
     lesson = replace(objective(1), view=View(NORMAL, x))
-    assert lesson.attend(x, draws.generator("batch")) is x
+    assert lesson.attend(x, seeding.generator("batch")) is x
     two = lesson.views(x)
-    chance = draws.generator("batch")
+    chance = seeding.generator("batch")
     assert torch.equal(two, torch.cat([View(NORMAL, x)(x, chance), View(NORMAL, x)(x, chance)]))
     assert not torch.equal(two[:40], two[40:])
 
@@ -293,7 +293,7 @@ def test_values_that_are_no_pixels_keep_their_range() -> None:
     x = noise("far", 10, 3, 8, 8) * 5
     view = View(Normal((0.0,), (1.0,)), x)
     assert (view.low, view.high) == (float(x.min()), float(x.max()))
-    found = view.coloured(x, draws.generator("far"))
+    found = view.coloured(x, seeding.generator("far"))
     assert float(found.min()) < -1, "negative values are not cut off"
 
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from halrp.errors import SettingError
 from halrp.lab.methods import Method, make
 from halrp.lab.methods.finetune import FineTune
+from halrp.lab.methods.frozen_base import OnBase
 from halrp.lab.methods.halrp import HalrpMethod
-from halrp.lab.methods.networks import contents
-from halrp.lab.methods.onbase import OnBase
+from halrp.lab.methods.network import contents
 from halrp.lab.methods.stl import Separate
 from halrp.lab.methods.tiny import tiny_context, tiny_tasks
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from halrp.data import InMemory
 from halrp.errors import SettingError, TaskError
 from halrp.lab.methods import make
 from halrp.lab.methods.mtl import Joint, Turns
-from halrp.lab.methods.networks import contents, size_of
+from halrp.lab.methods.network import contents, size_of
 from halrp.lab.methods.stl import Separate
 from halrp.lab.methods.tiny import TINY, TinyNet, tiny_context, tiny_tasks
+from halrp.training.batches import InMemory
 
 
 def separate(order: str, **settings: Any) -> list[Tensor]:

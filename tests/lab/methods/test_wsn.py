@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from halrp import draws
+from halrp import seeding
 from halrp.errors import ModelError, SettingError
-from halrp.lab.methods import networks, wsn
+from halrp.lab.methods import network, wsn
 from halrp.lab.methods.check import ITEMS, check_method
-from halrp.lab.methods.contract import Context
-from halrp.lab.methods.networks import contents
+from halrp.lab.methods.network import contents
+from halrp.lab.methods.protocol import Context
 from halrp.lab.methods.tiny import TINY, tiny_context, tiny_tasks
 from halrp.lab.methods.wsn import WinningSubnetworks, masking, selected, threshold
 from tests.lab.methods.small_nets import SMALL, check_two_tasks, small_context
@@ -38,7 +38,7 @@ def test_it_keeps_the_contract(settings: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("n", "share", "kept"), [(1500, 0.1, 151), (25000, 0.5, 12500), (10, 1.0, 10), (1, 0.3, 1)])
 def test_so_many_weights_are_selected(n: int, share: float, kept: int) -> None:
-    scores = torch.randn(n, generator=draws.generator("scores"))
+    scores = torch.randn(n, generator=seeding.generator("scores"))
     mask = selected(scores, share)
     assert int(mask.sum()) == kept
     assert scores[mask].abs().min() >= scores[~mask].abs().max() if kept < n else mask.all()
@@ -46,7 +46,7 @@ def test_so_many_weights_are_selected(n: int, share: float, kept: int) -> None:
 
 @pytest.mark.parametrize("share", [0.1, 0.37, 0.5, 1.0])
 def test_the_threshold_is_torchs_in_every_layout_and_type(share: float) -> None:
-    plain = torch.randn(6, 5, 3, 3, generator=draws.generator("layout")).abs()
+    plain = torch.randn(6, 5, 3, 3, generator=seeding.generator("layout")).abs()
     k = 1 + round((1 - share) * (plain.numel() - 1))
     expected = plain.flatten().kthvalue(k).values
     for magnitudes in (plain, plain.contiguous(memory_format=torch.channels_last), plain.double()):
@@ -68,7 +68,7 @@ def test_every_layer_has_its_share_and_no_more() -> None:
 def test_gradients_go_straight_through_to_scores_and_only_to_selected_weights() -> None:
     inner = nn.Linear(5, 4, bias=False)
     layer = nn.Sequential(inner)
-    chance = draws.generator("gradient")
+    chance = seeding.generator("gradient")
     scores = nn.Parameter(torch.randn(4, 5, generator=chance))
     x, outer = torch.randn(3, 5, generator=chance), torch.randn(3, 4, generator=chance)
     theta = inner.weight
@@ -140,7 +140,7 @@ def test_the_network_has_weights_and_a_head_and_nothing_else() -> None:
     assert set(contents(method.net)) == {"conv1.weight", "conv2.weight", "linear.weight", "head.weight", "head.bias"}
     assert set(method.masks.of(0)) == {"conv1.weight", "conv2.weight", "linear.weight"}
     norm = method.net.get_submodule("norm1")
-    x = torch.randn(8, 6, 4, 4, generator=draws.generator("norm"))
+    x = torch.randn(8, 6, 4, 4, generator=seeding.generator("norm"))
     torch.testing.assert_close(norm(x).mean((0, 2, 3)), torch.zeros(6), rtol=0, atol=1e-6)
     assert not norm.training
 
@@ -183,14 +183,14 @@ def test_the_official_schedule_ends_with_the_best_epoch_and_its_mask(monkeypatch
     task = tiny_tasks()[0]
     task = replace(task, val=task.val._replace(y=task.val.y.flip(0)))  # so that the loss soon rises
     losses: list[float] = []
-    logits = networks.logits
+    logits = network.logits
 
     def watched(context: Context, net: nn.Module, x: Tensor) -> Tensor:
         found = logits(context, net, x)
         losses.append(float(F.cross_entropy(found, task.val.y)))
         return found
 
-    monkeypatch.setattr(networks, "logits", watched)
+    monkeypatch.setattr(network, "logits", watched)
     monkeypatch.setattr(wsn, "SMALLEST", 3e-4)
     rates: list[float] = []
     by_validation = WinningSubnetworks._by_validation

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from halrp.lab.recorded import Problem
+from halrp.lab.records.aggregate import load
+from halrp.lab.records.schema import Problem
 from halrp.lab.report.build import build, left_out, made_from
 from halrp.lab.report.page import page
 from halrp.lab.report.parts import Figure, Section, Table
-from halrp.lab.results import load
 from tests.lab.made_records import made, older, stable
 from tests.lab.report.many_records import many
 

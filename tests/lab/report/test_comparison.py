@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from halrp.lab import results
+from halrp.lab.records import aggregate
 from halrp.lab.report import paper
 from halrp.lab.report.comparison import ALONE, all_relations, comparison, judged, relations
 from halrp.lab.report.parts import Table, Value
 from tests.lab.made_records import made, stable
 
 RESULTS = Path(__file__).parents[3] / "results"
-RAW: dict[str, Any] = json.loads((resources.files("halrp.lab") / "facts" / "paper_results.json").read_text("utf-8"))
+RAW: dict[str, Any] = json.loads((resources.files("halrp.lab") / "reference" / "paper_results.json").read_text("utf-8"))
 SPLIT: dict[str, Any] = {"stream": "cifar100-split", "backbone": "lenet", "fraction": 0.05, "recipe": {"epochs": 20}}
 ORDERS = "ABCDE"
 
@@ -349,7 +349,7 @@ def test_errors_of_two_methods_are_put_together() -> None:
 
 
 def test_committed_records_agree_with_their_raw_rows() -> None:
-    records = results.load([RESULTS / "cifar100-split-5"]).records
+    records = aggregate.load([RESULTS / "cifar100-split-5"]).records
     table = comparison(records, [("cifar100-split", "lenet", 0.05)])[0]
     raw: dict[str, dict[str, float]] = {}
     for record in records:

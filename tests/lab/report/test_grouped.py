@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from halrp.lab.records.aggregate import summary
 from halrp.lab.report import figures_ablation, figures_accuracy, figures_size, figures_time
 from halrp.lab.report.grouped import Grouped, Place, any_known, rounded, run_label, significant, stream_title
-from halrp.lab.results import summary
 from tests.lab.made_records import older
 from tests.lab.report.made import steady, with_facts
 

@@ -12,7 +12,7 @@ import pytest
 from halrp.lab import backbones, methods, presets, streams
 from halrp.lab.report import paper
 
-RAW: dict[str, Any] = json.loads((resources.files("halrp.lab") / "facts" / "paper_results.json").read_text("utf-8"))
+RAW: dict[str, Any] = json.loads((resources.files("halrp.lab") / "reference" / "paper_results.json").read_text("utf-8"))
 
 
 def test_every_row_of_the_facts_is_there_once_with_its_own_numbers() -> None:

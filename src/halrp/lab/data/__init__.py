@@ -1,8 +1,8 @@
 """Data sets on disk: found, downloaded, decoded once, and read as arrays of bytes."""
 
+from halrp.lab.data.directories import cache_directory, data_directory, facts
 from halrp.lab.data.images import DataDamaged, DataMissing, Found, Images
 from halrp.lab.data.inventory import Status, status
-from halrp.lab.data.places import cache_directory, data_directory, facts
 from halrp.lab.data.reading import read
 from halrp.lab.data.sets import SETS, DataSet
 

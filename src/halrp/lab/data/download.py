@@ -20,12 +20,12 @@ from os import PathLike
 from pathlib import Path
 
 from halrp.errors import HalrpError
-from halrp.files import flush_folder, make_folder
-from halrp.files import write as write_whole
+from halrp.lab.data.directories import data_directory
 from halrp.lab.data.images import DataDamaged
-from halrp.lab.data.places import data_directory
 from halrp.lab.data.sources import File, source
 from halrp.lab.data.transfer import Passing, Refused, Report, transfer
+from halrp.store.atomic import flush_folder, make_folder
+from halrp.store.atomic import write as write_whole
 
 try:
     import fcntl

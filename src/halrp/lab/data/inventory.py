@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from halrp.lab.data.cache import kept_arrays
+from halrp.lab.data.directories import facts
 from halrp.lab.data.images import DataDamaged, Found, Progress
-from halrp.lab.data.kept import kept_arrays
 from halrp.lab.data.pictures import tinyimagenet_files
-from halrp.lab.data.places import facts
 from halrp.lab.data.reading import Located, locate, read, whole
 from halrp.lab.data.sets import SETS
 from halrp.lab.data.sources import sources

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from halrp.lab.data.archives import AGAIN
+from halrp.lab.data.cache import decoded
+from halrp.lab.data.directories import data_directory, facts
 from halrp.lab.data.images import DataDamaged, DataMissing, Decoded, Found, Images, Progress
-from halrp.lab.data.kept import decoded
 from halrp.lab.data.layouts import Layout
-from halrp.lab.data.places import data_directory, facts
 from halrp.lab.data.sets import SETS, DataSet
 from halrp.lab.names import nearest
 

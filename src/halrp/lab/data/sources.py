@@ -7,7 +7,7 @@ publishes is None there, and a download that cannot be verified for want of it s
 from dataclasses import dataclass
 from functools import cache
 
-from halrp.lab.data.places import facts
+from halrp.lab.data.directories import facts
 from halrp.lab.names import nearest
 
 

@@ -19,8 +19,8 @@ from typing import IO, Any
 
 from halrp._version import __version__
 from halrp.errors import WriteError
-from halrp.files import write as write_whole
 from halrp.lab.data.sources import File
+from halrp.store.atomic import write as write_whole
 
 Report = Callable[[int, int | None], None]
 """Called with the bytes that are there, and all bytes of the file if known."""

@@ -13,8 +13,6 @@ from functools import cache
 from typing import Any, Literal, cast
 
 from halrp import Halrp
-from halrp.allocate import Flat
-from halrp.decompose import Whitened
 from halrp.errors import SettingError
 from halrp.lab.methods.apd import Additive
 from halrp.lab.methods.apdfix import FixedAdditive
@@ -22,7 +20,6 @@ from halrp.lab.methods.be import BatchEnsemble
 from halrp.lab.methods.bmkp import BilevelMemory
 from halrp.lab.methods.bn import TunedNorms
 from halrp.lab.methods.clr import Reprogramming
-from halrp.lab.methods.contract import Context, Method, Size, State
 from halrp.lab.methods.ewc import ElasticWeights
 from halrp.lab.methods.finetune import FineTune
 from halrp.lab.methods.gpm import GradientProjection
@@ -32,9 +29,12 @@ from halrp.lab.methods.iru import RankUpdates
 from halrp.lab.methods.l2 import Drift
 from halrp.lab.methods.mtl import Joint
 from halrp.lab.methods.prd import RelationDistillation
+from halrp.lab.methods.protocol import Context, Method, Size, State
 from halrp.lab.methods.stl import Separate
 from halrp.lab.methods.wsn import WinningSubnetworks
 from halrp.lab.names import nearest
+from halrp.method.allocate import Flat
+from halrp.method.decompose import Whitened
 
 View = Literal["mean", "full", "validation"]
 

@@ -22,15 +22,15 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from halrp import draws
+from halrp import seeding
 from halrp.errors import SettingError
-from halrp.lab.methods import networks
+from halrp.lab.methods import network
 from halrp.lab.methods.consolidation import ALONE, consolidate
-from halrp.lab.methods.contract import Context, Method, Size, State
+from halrp.lab.methods.protocol import Context, Method, Size, State
 from halrp.lab.streams import Task
-from halrp.plan import Plan
-from halrp.train import Group
-from halrp.views import get_tensor, set_tensor, task_view
+from halrp.model.plan import Plan
+from halrp.model.views import get_tensor, set_tensor, task_view
+from halrp.training.loop import Group
 
 
 def compose(sigma: Tensor, v: Tensor, tau: Tensor | None = None) -> Tensor:
@@ -135,13 +135,13 @@ class Decomposed(Method):
 
     def begin(self, task: Task, sparse: bool = True) -> tuple[nn.Module, Part]:
         """A network with new biases, norms and head over σ, and new v and τ for it."""
-        net, plan = networks.fresh(self.context, task)
+        net, plan = network.fresh(self.context, task)
         if not self.tasks:
             self.net, self.plan = net, plan
         part = Part(task.classes, {}, {})
         for n, sigma in self.sigma.items():
             set_tensor(net, n, sigma)
-            noise = torch.randn(len(sigma), generator=draws.generator(*self.names(task), "mask", n))
+            noise = torch.randn(len(sigma), generator=seeding.generator(*self.names(task), "mask", n))
             part.v[n] = nn.Parameter((noise / len(sigma) ** 0.5).to(sigma))
             if sparse:
                 now = sigma.detach()
@@ -150,7 +150,7 @@ class Decomposed(Method):
 
     def names(self, task: Task) -> tuple[object, ...]:
         """What the draws of a task are a function of."""
-        return (networks.later_names if self.tasks else networks.first_names)(self.context, task)
+        return (network.later_names if self.tasks else network.first_names)(self.context, task)
 
     def train(
         self, task: Task, net: nn.Module, part: Part, sigma_l2: float | None, old: Sequence[Group] = (), **hooks: Any
@@ -170,10 +170,10 @@ class Decomposed(Method):
             return F.cross_entropy(functional_call(net, weights, (x,)), y)
 
         stage = "fine-tune" if self.tasks else "base"
-        networks.fit(self.context, task, net, groups, self.names(task), stage, loss=loss, **hooks)
+        network.fit(self.context, task, net, groups, self.names(task), stage, loss=loss, **hooks)
         for parameter in (p for group in groups for p in group.parameters):
             parameter.grad = None  # one per element of every task
-        part.own = {n: t for n, t in networks.contents(net).items() if n not in sigma}
+        part.own = {n: t for n, t in network.contents(net).items() if n not in sigma}
         self.tasks.append(part)
 
     def local_of(self, task: int, layer: str) -> Tensor | None:
@@ -199,13 +199,13 @@ class Decomposed(Method):
         assert self.net is not None, "learn a task first"
         part = self.tasks[task]
         net = task_view(self.net, self.plan, {}, part.own | self.weights(task), part.classes)
-        return networks.logits(self.context, net, x)
+        return network.logits(self.context, net, x)
 
     def compact(self) -> dict[str, Tensor]:
         """What a file needs to evaluate all tasks: σ, masks, tensors, packed τ and τ̃, and groups."""
-        found: dict[str, Tensor] = networks.prefixed("sigma", self.sigma)
+        found: dict[str, Tensor] = network.prefixed("sigma", self.sigma)
         for i, part in enumerate(self.tasks):
-            found |= networks.prefixed(f"task/{i}/own", part.own) | networks.prefixed(f"task/{i}/v", part.v)
+            found |= network.prefixed(f"task/{i}/own", part.own) | network.prefixed(f"task/{i}/v", part.v)
             found |= self._packed(f"task/{i}/tau", part.tau)
         for n, local in self.local.items():
             found |= self._packed(f"local/{n}", {str(g): t for g, t in enumerate(local)})
@@ -216,13 +216,13 @@ class Decomposed(Method):
         pairs = {n: pack(cut(t.detach(), self.threshold)) for n, t in tensors.items()}
         values = {n: pair[0] for n, pair in pairs.items()}
         where = {n: pair[1] for n, pair in pairs.items()}
-        return networks.prefixed(prefix, values) | networks.prefixed(f"where/{prefix}", where)
+        return network.prefixed(prefix, values) | network.prefixed(f"where/{prefix}", where)
 
     def stored(self) -> Size:
         """The compact form; places of sparse values and groups count as bytes, not as numbers."""
         held = self.compact()
         numbers = sum(t.numel() for n, t in held.items() if not n.startswith("where/"))
-        return Size(numbers, networks.size_of(held.values()).bytes)
+        return Size(numbers, network.size_of(held.values()).bytes)
 
     def counted(self) -> int:
         """σ, and of each task v, non-zeros of τ, biases, norms and head; non-zeros of τ̃. No running statistics."""
@@ -247,27 +247,27 @@ class Decomposed(Method):
 
     def state(self) -> State:
         """σ, and all of each task, dense and not cut; what tasks share."""
-        tensors: dict[str, Tensor] = networks.prefixed("sigma", self.sigma)
+        tensors: dict[str, Tensor] = network.prefixed("sigma", self.sigma)
         for i, part in enumerate(self.tasks):
             for kind, held in (("v", part.v), ("tau", part.tau), ("own", part.own)):
-                tensors |= networks.prefixed(f"task/{i}/{kind}", held)
+                tensors |= network.prefixed(f"task/{i}/{kind}", held)
         for n, local in self.local.items():
-            tensors |= networks.prefixed(f"local/{n}", {str(g): t for g, t in enumerate(local)})
+            tensors |= network.prefixed(f"local/{n}", {str(g): t for g, t in enumerate(local)})
         facts = {"classes": [part.classes for part in self.tasks], "groups": self.groups}
         return State({n: t.detach() for n, t in tensors.items()}, facts)
 
     def restore(self, state: State) -> None:
         """Go on from a state."""
         classes, tensors = state.facts["classes"], state.tensors
-        self.net, self.plan = networks.empty(self.context, classes[0])
-        networks.fill(self.net, networks.under("sigma", tensors) | networks.under("task/0/own", tensors))
-        held, sigma = networks.contents(self.net), self.sigma
+        self.net, self.plan = network.empty(self.context, classes[0])
+        network.fill(self.net, network.under("sigma", tensors) | network.under("task/0/own", tensors))
+        held, sigma = network.contents(self.net), self.sigma
 
         def part(i: int, width: int) -> Part:
-            v, tau = (networks.under(f"task/{i}/{what}", tensors) for what in ("v", "tau"))
+            v, tau = (network.under(f"task/{i}/{what}", tensors) for what in ("v", "tau"))
             masks = {n: nn.Parameter(v[n].to(s, copy=True)) for n, s in sigma.items() if n in v}
             parts = {n: nn.Parameter(placed(tau[n], s)) for n, s in sigma.items() if n in tau}
-            own = {n: t.to(held[n].device) for n, t in networks.under(f"task/{i}/own", tensors).items()}
+            own = {n: t.to(held[n].device) for n, t in network.under(f"task/{i}/own", tensors).items()}
             own = {n: placed(t, held[n]) if t.shape == held[n].shape else t for n, t in own.items()}
             return Part(width, masks, parts, own)
 
@@ -288,7 +288,7 @@ def placed(tensor: Tensor, like: Tensor) -> Tensor:
 
 def numbered(prefix: str, tensors: Mapping[str, Tensor], like: Tensor) -> list[Tensor]:
     """The tensors prefix/0, prefix/1, … placed like another."""
-    found = networks.under(prefix, tensors)
+    found = network.under(prefix, tensors)
     return [placed(found[str(i)], like) for i in range(len(found))]
 
 
@@ -373,7 +373,7 @@ class Additive(Decomposed):
             for i, part in enumerate(self.tasks):
                 local = self.local_of(i, n)
                 full.append(part.tau[n].detach() if local is None else part.tau[n] + local)
-            chance = draws.generator(*networks.later_names(self.context, task), "clusters", n)
+            chance = seeding.generator(*network.later_names(self.context, task), "clusters", n)
             found = consolidate(full, count, self.beta, self.centroids.get(n, []), chance)
             for part, own in zip(self.tasks, found.own, strict=True):
                 part.tau[n] = nn.Parameter(own)
@@ -383,7 +383,7 @@ class Additive(Decomposed):
         """What every decomposition keeps, and the centroids, from which the next consolidation begins."""
         plain, centroids = super().state(), dict[str, Tensor]()
         for n, held in self.centroids.items():
-            centroids |= networks.prefixed(f"centroid/{n}", {str(k): t for k, t in enumerate(held)})
+            centroids |= network.prefixed(f"centroid/{n}", {str(k): t for k, t in enumerate(held)})
         return State(plain.tensors | centroids, plain.facts)
 
     def restore(self, state: State) -> None:

@@ -12,7 +12,7 @@ per output of each layer to fit σ to itself.
 from __future__ import annotations
 
 from halrp.lab.methods.apd import Decomposed
-from halrp.lab.methods.contract import Context
+from halrp.lab.methods.protocol import Context
 from halrp.lab.streams import Task
 
 

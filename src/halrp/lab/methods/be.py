@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from halrp.base import Base
 from halrp.errors import SettingError
-from halrp.lab.methods import networks
-from halrp.lab.methods.contract import Context
-from halrp.lab.methods.onbase import OnBase, Own, neutral
+from halrp.lab.methods import network
+from halrp.lab.methods.frozen_base import OnBase, Own, neutral
+from halrp.lab.methods.protocol import Context
 from halrp.lab.streams import Task
-from halrp.plan import Plan
-from halrp.train import Group
+from halrp.model.base import Base
+from halrp.model.plan import Plan
+from halrp.training.loop import Group
 
 
 class Scaled(nn.Module):
@@ -48,7 +48,7 @@ class BatchEnsemble(OnBase):
 
     def first(self, task: Task) -> Own:
         """Train the slow weights with the first task's vectors and everything else."""
-        net, plan = networks.fresh(self.context, task)
+        net, plan = network.fresh(self.context, task)
         scales = {n: scale(net, n) for n in _scaled(plan)}
         named = {n: p for n, p in net.named_parameters() if ".parametrizations." not in n}
         groups = [
@@ -56,8 +56,8 @@ class BatchEnsemble(OnBase):
             Group([p for s in scales.values() for p in (s.r, s.s)]),
             Group([p for n, p in named.items() if n not in scales]),
         ]
-        names = networks.first_names(self.context, task)
-        networks.fit(self.context, task, net, groups, names, "base")
+        names = network.first_names(self.context, task)
+        network.fit(self.context, task, net, groups, names, "base")
         vectors = {n: (s.r.detach().clone(), s.s.detach().clone()) for n, s in scales.items()}
         for n in scales:
             path, _, leaf = n.rpartition(".")
@@ -80,7 +80,7 @@ class BatchEnsemble(OnBase):
             Group([v for pair in vectors.values() for v in pair]),
             Group([t for t in owned.values() if isinstance(t, nn.Parameter)]),
         ]
-        networks.fit(self.context, task, net, groups, self.names(task), "fine-tune")
+        network.fit(self.context, task, net, groups, self.names(task), "fine-tune")
         return Own(
             task.classes,
             {n: (r.detach(), s.detach()) for n, (r, s) in scales.items()},

@@ -26,15 +26,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from halrp.base import formatted
 from halrp.errors import SettingError
-from halrp.lab.methods import networks, subspaces
-from halrp.lab.methods.contract import Context, Method, Size, State
+from halrp.lab.methods import network, subspaces
 from halrp.lab.methods.gpm import Mode, sample
+from halrp.lab.methods.protocol import Context, Method, Size, State
 from halrp.lab.streams import Task
-from halrp.plan import NORMS
-from halrp.train import Group, Training
-from halrp.views import clone, task_view
+from halrp.model.base import formatted
+from halrp.model.plan import NORMS
+from halrp.model.views import clone, task_view
+from halrp.training.loop import Group, Training
 
 Form = Literal["paper", "code"]
 EPSILON = 1e-12
@@ -107,15 +107,15 @@ class BilevelMemory(Method):
         """Train the working memory on, and return what the task's draws are a function of."""
         context, hooks = self.context, {}
         if self.working is None:
-            self.working, self.plan = networks.fresh(context, task)
-            names = networks.first_names(context, task)
+            self.working, self.plan = network.fresh(context, task)
+            names = network.first_names(context, task)
         else:
-            networks.add_head(context, self.working, task)
+            network.add_head(context, self.working, task)
             for module in self.working.modules():
                 if isinstance(module, NORMS) and hasattr(module, "reset_parameters"):
                     module.reset_parameters()
-            names, hooks = networks.later_names(context, task), self.regularised()
-        groups = networks.weight_groups(self.working, self.plan, self.l2)
+            names, hooks = network.later_names(context, task), self.regularised()
+        groups = network.weight_groups(self.working, self.plan, self.l2)
         self.fit(task, self.working, groups, names, "learn", max(1, context.recipe.epochs // 2), **hooks)
         return names
 
@@ -151,7 +151,7 @@ class BilevelMemory(Method):
         assert self.working is not None
         net = clone(self.working)
         held = {name: rebuild(net.get_submodule(name), self.bases[name]) for name in self.layers()}
-        rest = {n: t for n, t in networks.contents(net).items() if ".parametrizations." not in n}
+        rest = {n: t for n, t in network.contents(net).items() if ".parametrizations." not in n}
         trained = [p for n, p in net.named_parameters() if n in rest and p.requires_grad]
         groups = [Group([a for a in held.values() if a.numel()]), Group(trained)]
         epochs = self.context.recipe.epochs
@@ -171,14 +171,14 @@ class BilevelMemory(Method):
     ) -> None:
         """Train by the recipe for so many epochs; in the official mode for all epochs, with a rate that falls."""
         if self.mode == "paper":
-            networks.fit(self.context, task, net, groups, names, stage, epochs, **hooks)
+            network.fit(self.context, task, net, groups, names, stage, epochs, **hooks)
         else:
-            in_steps(networks.training(self.context, task, net, groups, names, stage, **hooks))
+            in_steps(network.training(self.context, task, net, groups, names, stage, **hooks))
 
     def layers(self) -> dict[str, Any]:
         """The layers that are rebuilt for each task."""
         assert self.working is not None, "learn a task first"
-        return dict(subspaces.layers_of(self.working, networks.HEAD))
+        return dict(subspaces.layers_of(self.working, network.HEAD))
 
     def module(self, task: int) -> nn.Module:
         """A task's network, rebuilt from the bases."""
@@ -193,11 +193,11 @@ class BilevelMemory(Method):
 
     def predict(self, x: Tensor, task: int) -> Tensor:
         """Logits of the task's network."""
-        return networks.logits(self.context, self.module(task), x)
+        return network.logits(self.context, self.module(task), x)
 
     def stored(self) -> Size:
         """The bases, and what each task owns; the working memory is needed to learn on, not to evaluate."""
-        return networks.size_of(self._kept().values())
+        return network.size_of(self._kept().values())
 
     def counted(self) -> int:
         """Without the running statistics of batch norms."""
@@ -210,31 +210,31 @@ class BilevelMemory(Method):
         return {"ranks": {name: basis.shape[1] for name, basis in self.bases.items()}}
 
     def _kept(self) -> dict[str, Tensor]:
-        tensors = networks.prefixed("basis", self.bases)
+        tensors = network.prefixed("basis", self.bases)
         for i, own in enumerate(self.tasks):
-            tensors |= networks.prefixed(f"task/{i}/coefficients", own.coefficients)
-            tensors |= networks.prefixed(f"task/{i}/own", own.tensors)
+            tensors |= network.prefixed(f"task/{i}/coefficients", own.coefficients)
+            tensors |= network.prefixed(f"task/{i}/own", own.tensors)
         return tensors
 
     def state(self) -> State:
         """The working memory, the bases, and what each task owns."""
         assert self.working is not None, "learn a task first"
-        tensors = networks.prefixed("working", networks.contents(self.working)) | self._kept()
+        tensors = network.prefixed("working", network.contents(self.working)) | self._kept()
         return State(tensors, {"classes": [own.classes for own in self.tasks]})
 
     def restore(self, state: State) -> None:
         """Build the working memory again, and what each task owns."""
         classes = state.facts["classes"]
-        self.working, self.plan = networks.empty(self.context, classes[-1])
-        networks.fill(self.working, networks.under("working", state.tensors))
+        self.working, self.plan = network.empty(self.context, classes[-1])
+        network.fill(self.working, network.under("working", state.tensors))
         device = next(self.working.parameters()).device
         tensors = {n: t.to(device) for n, t in state.tensors.items() if not n.startswith("working/")}
-        self.bases = {name: networks.under("basis", tensors)[name] for name in self.layers()}
+        self.bases = {name: network.under("basis", tensors)[name] for name in self.layers()}
         self.tasks = [
             Own(
                 width,
-                networks.under(f"task/{i}/coefficients", tensors),
-                networks.under(f"task/{i}/own", tensors),
+                network.under(f"task/{i}/coefficients", tensors),
+                network.under(f"task/{i}/own", tensors),
             )
             for i, width in enumerate(classes)
         ]

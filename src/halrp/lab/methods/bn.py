@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from halrp.base import Base
-from halrp.lab.methods import networks
-from halrp.lab.methods.onbase import OnBase, Own
+from halrp.lab.methods import network
+from halrp.lab.methods.frozen_base import OnBase, Own
 from halrp.lab.streams import Task
-from halrp.train import Group
+from halrp.model.base import Base
+from halrp.training.loop import Group
 
 
 class TunedNorms(OnBase):
@@ -25,5 +25,5 @@ class TunedNorms(OnBase):
         owned: dict[str, Tensor] = {n: nn.Parameter(t) for n, t in mine.items()}
         net = base.tuning_view({}, owned, task.classes)
         trained = [t for t in owned.values() if isinstance(t, nn.Parameter)]
-        networks.fit(self.context, task, net, [Group(trained)], self.names(task), "fine-tune")
+        network.fit(self.context, task, net, [Group(trained)], self.names(task), "fine-tune")
         return Own(task.classes, {}, {n: t.detach() for n, t in owned.items()} | base.changed_buffers(net))

@@ -20,12 +20,13 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from halrp import draws, files
+from halrp import seeding
 from halrp.errors import HalrpError
 from halrp.lab import methods
-from halrp.lab.methods.contract import Context, Method, Size, State
+from halrp.lab.methods.protocol import Context, Method, Size, State
 from halrp.lab.methods.tiny import tiny_context, tiny_tasks
 from halrp.lab.streams import Task
+from halrp.store import atomic
 
 __all__ = ["ITEMS", "ContractBroken", "Report", "check_method"]
 
@@ -72,7 +73,7 @@ def check_method(
     tasks = tiny_tasks() if tasks is None else list(tasks)
     context = replace(context or tiny_context(device=place), tasks=len(tasks))
     cudnn = torch.backends.cudnn.flags(deterministic=True)
-    with _settings_put_back(), draws.isolated("check_method", device=place), cudnn:
+    with _settings_put_back(), seeding.isolated("check_method", device=place), cudnn:
         bench = _Bench(lambda c: maker(c, **given), context, tasks)
         try:
             bench.observe()
@@ -248,7 +249,7 @@ def _facts(bench: _Bench) -> Iterator[str]:
 
 def _deterministic(bench: _Bench) -> Iterator[str]:
     """A second run gives the same bits, whatever the state of the global generators."""
-    with draws.isolated("check_method", "second run", device=_device(bench.context)):
+    with seeding.isolated("check_method", "second run", device=_device(bench.context)):
         method = bench.make(bench.context)
         for position, task in enumerate(bench.tasks):
             method.learn(task)
@@ -327,7 +328,7 @@ ITEMS: tuple[Callable[[_Bench], Iterator[str]], ...] = (
 
 def kept(state: State) -> tuple[bytes, str]:
     """A state as files hold it: tensors as safetensors, facts as JSON."""
-    tensors = {name: files.copy_of(tensor) for name, tensor in state.tensors.items()}
+    tensors = {name: atomic.copy_of(tensor) for name, tensor in state.tensors.items()}
     return safetensors.torch.save(tensors), json.dumps(state.facts)
 
 

@@ -21,15 +21,15 @@ from typing import Literal
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from halrp.base import Base
 from halrp.errors import SettingError
-from halrp.lab.methods import networks
-from halrp.lab.methods.contract import Context, Size, State
+from halrp.lab.methods import network
+from halrp.lab.methods.frozen_base import OnBase, Own
 from halrp.lab.methods.norms import with_batch_statistics
-from halrp.lab.methods.onbase import OnBase, Own
+from halrp.lab.methods.protocol import Context, Size, State
 from halrp.lab.streams import Task
-from halrp.train import Group
-from halrp.views import replace_module, task_view
+from halrp.model.base import Base
+from halrp.model.views import replace_module, task_view
+from halrp.training.loop import Group
 
 FILTER = "filter/"
 """Begins the name of a filter among a task's tensors; the name of its convolution follows."""
@@ -39,7 +39,7 @@ WIDTH = 3
 
 def filtered(net: nn.Module) -> dict[str, nn.Conv2d]:
     """The convolutions that get a filter: those whose kernel is larger than one pixel; never the head."""
-    found = {n: m for n, m in net.named_modules() if isinstance(m, nn.Conv2d) and n != networks.HEAD}
+    found = {n: m for n, m in net.named_modules() if isinstance(m, nn.Conv2d) and n != network.HEAD}
     return {n: m for n, m in found.items() if max(m.kernel_size) > 1}
 
 
@@ -106,7 +106,7 @@ class Reprogramming(OnBase):
         filters = {n: nn.Parameter(identity_filter(conv)) for n, conv in filtered(base.module).items()}
         net = insert(base.tuning_view({}, owned, task.classes), filters)
         groups = [Group(list(filters.values()), l2=self.l2), Group(list(owned.values()))]
-        networks.fit(self.context, task, net, groups, self.names(task), "fine-tune")
+        network.fit(self.context, task, net, groups, self.names(task), "fine-tune")
         learned = {n: t.detach() for n, t in owned.items()}
         if self.bn == "shared":
             self.norms = {n: learned.pop(n) for n in self.norms}
@@ -125,7 +125,7 @@ class Reprogramming(OnBase):
         assert self.base is not None, "learn a task first"
         body = [t for n, t in self.base.tensors.items() if self.base.plan.role(n) not in ("head", "norm")]
         own = [t for task in self.tasks for t in task.tensors.values()]
-        return networks.size_of([*body, *self.norms.values(), *own])
+        return network.size_of([*body, *self.norms.values(), *own])
 
     def counted(self) -> int:
         """All that is stored."""
@@ -134,9 +134,9 @@ class Reprogramming(OnBase):
     def state(self) -> State:
         """The base, the shared norm layers, and what each task owns."""
         plain = super().state()
-        return State(plain.tensors | networks.prefixed("norm", self.norms), plain.facts)
+        return State(plain.tensors | network.prefixed("norm", self.norms), plain.facts)
 
     def restore(self, state: State) -> None:
         """Build everything again."""
         super().restore(state)
-        self.norms = {n: self._placed(n, t) for n, t in networks.under("norm", state.tensors).items()}
+        self.norms = {n: self._placed(n, t) for n, t in network.under("norm", state.tensors).items()}

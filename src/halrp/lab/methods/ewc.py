@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from halrp.errors import SettingError
-from halrp.lab.methods.contract import Context
 from halrp.lab.methods.l2 import Anchored
-from halrp.lab.methods.networks import chunks
+from halrp.lab.methods.network import chunks
+from halrp.lab.methods.protocol import Context
 from halrp.lab.streams import Task
-from halrp.plan import BATCH_NORMS
+from halrp.model.plan import BATCH_NORMS
 
 Labels = Literal["predicted", "true", "exact"]
 

@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from halrp.lab.methods import networks
-from halrp.lab.methods.contract import Context, Method, Size, State
-from halrp.plan import BATCH_NORMS
+from halrp.lab.methods import network
+from halrp.lab.methods.protocol import Context, Method, Size, State
+from halrp.model.plan import BATCH_NORMS
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -67,7 +67,7 @@ class Factored(nn.Module):
 
 def body(net: nn.Module) -> dict[str, nn.Module]:
     """The layers of a network that are factored, by path: all linear layers and convolutions but the head."""
-    return {path: m for path, m in net.named_modules() if type(m) in LAYERS and path != networks.HEAD}
+    return {path: m for path, m in net.named_modules() if type(m) in LAYERS and path != network.HEAD}
 
 
 def extent(layer: nn.Module) -> tuple[int, int]:
@@ -97,7 +97,7 @@ class Own:
     def all(self) -> dict[str, Tensor]:
         """Every tensor, by name."""
         kinds = {"gate": self.gates, "own": self.tensors, "chosen": self.chosen}
-        return {n: t for kind, held in kinds.items() for n, t in networks.prefixed(kind, held).items()}
+        return {n: t for kind, held in kinds.items() for n, t in network.prefixed(kind, held).items()}
 
 
 class SharedFactors(Method):
@@ -120,7 +120,7 @@ class SharedFactors(Method):
     def plain(self, classes: int) -> nn.Module:
         """A plain network of so many classes in which tasks are evaluated; whatever it holds is overwritten."""
         if classes not in self._plain:
-            self._plain[classes] = networks.empty(self.context, classes)[0].requires_grad_(False)
+            self._plain[classes] = network.empty(self.context, classes)[0].requires_grad_(False)
         return self._plain[classes]
 
     @torch.no_grad()
@@ -134,22 +134,22 @@ class SharedFactors(Method):
             weight.copy_(merged(parts).view(weight.shape))
             if bias is not None:
                 bias.zero_() if parts.bias is None else bias.copy_(parts.bias)
-        networks.fill(net, own.tensors)
+        network.fill(net, own.tensors)
         return net
 
     def predict(self, x: Tensor, task: int) -> Tensor:
         """Logits of the task's merged network."""
-        return networks.logits(self.context, self.module(task), x)
+        return network.logits(self.context, self.module(task), x)
 
     def owned(self, net: nn.Module, classes: int) -> dict[str, Tensor]:
         """Copies of all of a trained network that a plain one has too: what is not factored."""
-        known = networks.contents(self.plain(classes))
-        return {n: t.clone() for n, t in networks.contents(net).items() if n in known}
+        known = network.contents(self.plain(classes))
+        return {n: t.clone() for n, t in network.contents(net).items() if n in known}
 
     def stored(self) -> Size:
         """The dictionary, and what each task owns."""
         held = [t for pair in self.dictionary.values() for t in pair]
-        return networks.size_of(held + [t for own in self.tasks for t in own.all().values()])
+        return network.size_of(held + [t for own in self.tasks for t in own.all().values()])
 
     def counted(self) -> int:
         """Without the running statistics of batch norms."""
@@ -166,7 +166,7 @@ class SharedFactors(Method):
             f"{part}/{path}": t for path, uv in self.dictionary.items() for part, t in zip("uv", uv, strict=True)
         }
         for i, own in enumerate(self.tasks):
-            tensors |= networks.prefixed(f"task/{i}", own.all())
+            tensors |= network.prefixed(f"task/{i}", own.all())
         return State(tensors, {"classes": [own.classes for own in self.tasks]})
 
     def restore(self, state: State) -> None:
@@ -174,9 +174,9 @@ class SharedFactors(Method):
         classes = state.facts["classes"]
         device = next(self.plain(classes[0]).parameters()).device
         tensors = {n: t.to(device) for n, t in state.tensors.items()}
-        u, v = networks.under("u", tensors), networks.under("v", tensors)
+        u, v = network.under("u", tensors), network.under("v", tensors)
         self.dictionary = {path: (u[path], v[path]) for path in u}
         self.tasks = []
         for i, width in enumerate(classes):
-            gates, own, chosen = (networks.under(f"task/{i}/{kind}", tensors) for kind in ("gate", "own", "chosen"))
+            gates, own, chosen = (network.under(f"task/{i}/{kind}", tensors) for kind in ("gate", "own", "chosen"))
             self.tasks.append(Own(width, gates, own, chosen))

@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from halrp.lab.methods import networks
-from halrp.lab.methods.contract import Context, Method, Size, State
+from halrp.lab.methods import network
+from halrp.lab.methods.protocol import Context, Method, Size, State
 from halrp.lab.streams import Task
-from halrp.views import replace_module
+from halrp.model.views import replace_module
 
 
 class FineTune(Method):
@@ -30,15 +30,15 @@ class FineTune(Method):
         """Train the network on, with a new head."""
         context = self.context
         if self.net is None:
-            self.net, self.plan = networks.fresh(context, task)
-            groups = networks.weight_groups(self.net, self.plan, self.l2)
-            networks.fit(context, task, self.net, groups, networks.first_names(context, task), "base")
+            self.net, self.plan = network.fresh(context, task)
+            groups = network.weight_groups(self.net, self.plan, self.l2)
+            network.fit(context, task, self.net, groups, network.first_names(context, task), "base")
         else:
-            networks.add_head(context, self.net, task)
-            groups = networks.weight_groups(self.net, self.plan, self.l2)
-            names = networks.later_names(context, task)
-            networks.fit(context, task, self.net, groups, names, "fine-tune", **self.hooks())
-        self.heads.append(self.net.get_submodule(networks.HEAD).requires_grad_(False))
+            network.add_head(context, self.net, task)
+            groups = network.weight_groups(self.net, self.plan, self.l2)
+            names = network.later_names(context, task)
+            network.fit(context, task, self.net, groups, names, "fine-tune", **self.hooks())
+        self.heads.append(self.net.get_submodule(network.HEAD).requires_grad_(False))
         self.consolidate(task)
 
     def hooks(self) -> dict[str, Any]:
@@ -56,16 +56,16 @@ class FineTune(Method):
     def predict(self, x: Tensor, task: int) -> Tensor:
         """Logits of the body as it is now, with the head of the task."""
         assert self.net is not None, "learn a task first"
-        current = self.net.get_submodule(networks.HEAD)
-        replace_module(self.net, networks.HEAD, self.heads[task])
+        current = self.net.get_submodule(network.HEAD)
+        replace_module(self.net, network.HEAD, self.heads[task])
         try:
-            return networks.logits(self.context, self.net, x)
+            return network.logits(self.context, self.net, x)
         finally:
-            replace_module(self.net, networks.HEAD, current)
+            replace_module(self.net, network.HEAD, current)
 
     def stored(self) -> Size:
         """The body, and every head."""
-        return networks.size_of(self._tensors().values())
+        return network.size_of(self._tensors().values())
 
     def counted(self) -> int:
         """Without the running statistics of batch norms."""
@@ -75,9 +75,9 @@ class FineTune(Method):
 
     def _tensors(self) -> dict[str, Tensor]:
         assert self.net is not None, "learn a task first"
-        body = {n: t for n, t in networks.contents(self.net).items() if not n.startswith(f"{networks.HEAD}.")}
+        body = {n: t for n, t in network.contents(self.net).items() if not n.startswith(f"{network.HEAD}.")}
         for i, head in enumerate(self.heads):
-            body |= networks.prefixed(f"head/{i}", networks.contents(head))
+            body |= network.prefixed(f"head/{i}", network.contents(head))
         return body
 
     def state(self) -> State:
@@ -89,10 +89,10 @@ class FineTune(Method):
         self.heads = []
         for i, classes in enumerate(state.facts["classes"]):
             if i == 0:
-                self.net, self.plan = networks.empty(self.context, classes)
-                networks.fill(self.net, {n: t for n, t in state.tensors.items() if not n.startswith("head/")})
+                self.net, self.plan = network.empty(self.context, classes)
+                network.fill(self.net, {n: t for n, t in state.tensors.items() if not n.startswith("head/")})
             assert self.net is not None
-            head = networks.empty_head(self.net, classes)
-            networks.fill(head, networks.under(f"head/{i}", state.tensors))
-            replace_module(self.net, networks.HEAD, head)
+            head = network.empty_head(self.net, classes)
+            network.fill(head, network.under(f"head/{i}", state.tensors))
+            replace_module(self.net, network.HEAD, head)
             self.heads.append(head)

@@ -25,16 +25,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from halrp import draws
-from halrp.data import Data
+from halrp import seeding
 from halrp.errors import SettingError
-from halrp.lab.methods import networks, subspaces
-from halrp.lab.methods.contract import Context, State
+from halrp.lab.methods import network, subspaces
 from halrp.lab.methods.finetune import FineTune
 from halrp.lab.methods.norms import without_running_statistics
+from halrp.lab.methods.protocol import Context, State
 from halrp.lab.names import nearest
 from halrp.lab.streams import Task
-from halrp.train import Recipe, Training, evaluate
+from halrp.training.batches import Data
+from halrp.training.loop import Recipe, Training, evaluate
 
 Mode = Literal["paper", "official"]
 Projection = Callable[[Tensor], Tensor]
@@ -144,20 +144,20 @@ class GradientProjection(FineTune):
         """Train the network on, orthogonally to what is remembered; then remember the task's inputs."""
         context, hooks = self.context, {}
         if self.net is None:
-            self.net, self.plan = networks.fresh(context, task)
-            names, stage = networks.first_names(context, task), "base"
+            self.net, self.plan = network.fresh(context, task)
+            names, stage = network.first_names(context, task), "base"
         else:
-            networks.add_head(context, self.net, task)
-            names, stage = networks.later_names(context, task), "fine-tune"
+            network.add_head(context, self.net, task)
+            names, stage = network.later_names(context, task), "fine-tune"
             hooks = self.hooks()
-        groups = networks.weight_groups(self.net, self.plan, self.l2)
+        groups = network.weight_groups(self.net, self.plan, self.l2)
         if self.mode == "paper" or self.settings.patience is None:
-            networks.fit(context, task, self.net, groups, names, stage, **hooks)
+            network.fit(context, task, self.net, groups, names, stage, **hooks)
         else:  # what the rate depends on is not in a checkpoint: an interrupted task is learned anew
-            going = networks.training(context, task, self.net, groups, names, stage, checkpoints=None, **hooks)
-            validation = networks.examples(context, replace(task, train=task.val), self.net)
+            going = network.training(context, task, self.net, groups, names, stage, checkpoints=None, **hooks)
+            validation = network.examples(context, replace(task, train=task.val), self.net)
             lower_the_rate(going, validation, self.settings.factor, self.settings.patience, self.settings.floor)
-        self.heads.append(self.net.get_submodule(networks.HEAD))
+        self.heads.append(self.net.get_submodule(network.HEAD))
         self.remember(task, names)
         self.freeze()
 
@@ -202,7 +202,7 @@ class GradientProjection(FineTune):
     def layers(self) -> dict[str, Any]:
         """The layers whose weights are shared by all tasks and projected."""
         assert self.net is not None, "learn a task first"
-        return dict(subspaces.layers_of(self.net, networks.HEAD))
+        return dict(subspaces.layers_of(self.net, network.HEAD))
 
     def free(self) -> dict[str, Any]:
         """The layers that can still move: a basis of D directions leaves no other."""
@@ -210,18 +210,18 @@ class GradientProjection(FineTune):
 
     def facts(self) -> dict[str, Any]:
         """What is remembered to learn on, beside what is stored to evaluate: the ranks of bases, and their size."""
-        size = networks.size_of(self.memory.values())
+        size = network.size_of(self.memory.values())
         ranks = {name: basis.shape[1] for name, basis in self.memory.items()}
         return {"ranks": ranks, "memory_parameters": size.parameters, "memory_bytes": size.bytes}
 
     def state(self) -> State:
         """What fine-tuning keeps, and the bases."""
         plain = super().state()
-        return State(plain.tensors | networks.prefixed("memory", self.memory), plain.facts)
+        return State(plain.tensors | network.prefixed("memory", self.memory), plain.facts)
 
     def restore(self, state: State) -> None:
         """Go on from a state."""
-        bases = networks.under("memory", state.tensors)
+        bases = network.under("memory", state.tensors)
         plain = {n: t for n, t in state.tensors.items() if not n.startswith("memory/")}
         super().restore(State(plain, state.facts))
         self.memory = {n: bases[n].to(layer.weight.device) for n, layer in self.layers().items()}
@@ -253,9 +253,9 @@ def projection(basis: Tensor) -> Projection:
 
 def sample(context: Context, net: nn.Module, task: Task, size: int, names: tuple[object, ...]) -> list[Tensor]:
     """Some training examples of a task, drawn from `names`, in parts of at most a batch, where the network lies."""
-    chosen = torch.randperm(len(task.train.x), generator=draws.generator(*names, "sample"))[:size]
+    chosen = torch.randperm(len(task.train.x), generator=seeding.generator(*names, "sample"))[:size]
     x = task.train.x[chosen.to(task.train.x.device)].to(next(net.parameters()).device)
-    return list(x.split(networks.chunks(len(x), context.recipe.batch)))
+    return list(x.split(network.chunks(len(x), context.recipe.batch)))
 
 
 def lower_the_rate(going: Training, validation: Data, factor: float, patience: int, floor: float) -> None:

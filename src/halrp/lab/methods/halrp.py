@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from halrp import Halrp, Learner
-from halrp.lab.methods import networks
-from halrp.lab.methods.contract import Context, Method, Size, State
+from halrp.lab.methods import network
+from halrp.lab.methods.protocol import Context, Method, Size, State
 from halrp.lab.streams import Task
-from halrp.prune import Prune
-from halrp.store import Store
+from halrp.method.prune import Prune
+from halrp.store.store import Store
 
 SHOWN = 40
 """How many components of a weight a record tells of."""
@@ -48,7 +48,7 @@ class HalrpMethod(Method):
         """A learner that knows what the files of a store hold."""
         context = self.context
         model = context.build(classes, context.seed)
-        self.rows = networks.chunk(context, model)
+        self.rows = network.chunk(context, model)
         with ExitStack() as stack:
             scratch = context.work is None
             folder = (context.work or Path(stack.enter_context(tempfile.TemporaryDirectory()))) / "store"
@@ -65,8 +65,8 @@ class HalrpMethod(Method):
             }
             if scratch and files:
                 return Learner.load(folder, model, **how)
-            store = None if scratch else Store(folder, networks.CHECKPOINT_EVERY)
-            return Learner(model, head=networks.HEAD, store=store, **how)
+            store = None if scratch else Store(folder, network.CHECKPOINT_EVERY)
+            return Learner(model, head=network.HEAD, store=store, **how)
 
     def predict(self, x: Tensor, task: int) -> Tensor:
         """Logits of the task at a position."""

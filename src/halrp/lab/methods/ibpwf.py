@@ -20,15 +20,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from halrp import draws
+from halrp import seeding
 from halrp.errors import SettingError
-from halrp.lab.methods import kumaraswamy, networks
-from halrp.lab.methods.contract import Context, Size, State
+from halrp.lab.methods import kumaraswamy, network
 from halrp.lab.methods.factored import Factored, Own, Parts, SharedFactors, body, extent, followed_by_norm
+from halrp.lab.methods.protocol import Context, Size, State
 from halrp.lab.streams import Task
-from halrp.plan import BATCH_NORMS
-from halrp.train import Group, cross_entropy
-from halrp.views import replace_module
+from halrp.model.plan import BATCH_NORMS
+from halrp.model.views import replace_module
+from halrp.training.loop import Group, cross_entropy
 
 EDGE = 1e-4
 """Uniform numbers are drawn from EDGE … 1−EDGE."""
@@ -167,7 +167,7 @@ class WeightFactors(SharedFactors):
 
     def learn(self, task: Task) -> None:
         """Learn factors, which of them are the task's, and all that it owns."""
-        net = networks.fresh(self.context, task)[0]
+        net = network.fresh(self.context, task)[0]
         if not self.dictionary:
             self._first_factors(net)
         layers = self._select(net, task)
@@ -211,7 +211,7 @@ class WeightFactors(SharedFactors):
         for path, layer in layers.items():
             (inputs, outputs), (k, a) = extent(layer), sizes[path]
             inputs += layer.bias is not None and (isinstance(layer, nn.Linear) or path not in normed)
-            weight, chance = layer.weight, draws.generator(self.context.seed, "ibpwf", path)
+            weight, chance = layer.weight, seeding.generator(self.context.seed, "ibpwf", path)
             assert isinstance(weight, Tensor)
             u, v = (nn.init.xavier_uniform_(torch.empty(k, n), generator=chance).to(weight) for n in (inputs, outputs))
             self.dictionary[path] = u, v
@@ -223,7 +223,7 @@ class WeightFactors(SharedFactors):
         for path, layer in body(net).items():
             sigma = self.deviation or (0.1 if path in normed else 1.0)
             start = self.posteriors[path]
-            chance = draws.generator(*networks.later_names(self.context, task), "r", path)
+            chance = seeding.generator(*network.later_names(self.context, task), "r", path)
             r = (torch.randn(len(start.rho), generator=chance) * sigma).to(start.rho)
             free = (~self.used(path)).to(start.rho).unsqueeze(1)
             layers[path] = Selected(layer, self.dictionary[path], start, r, free, sigma)
@@ -245,7 +245,7 @@ class WeightFactors(SharedFactors):
             norm.momentum = None
             norm.train()
         if norms:
-            for x, _ in networks.examples(self.context, task, net).batches(self.context.recipe.batch, None):
+            for x, _ in network.examples(self.context, task, net).batches(self.context.recipe.batch, None):
                 net(x)
         net.eval()
 
@@ -287,8 +287,8 @@ class WeightFactors(SharedFactors):
                     assert factors.grad is not None
                     factors.grad.mul_(layer.free)
 
-        names = networks.later_names(self.context, task)
-        networks.fit(self.context, task, net, groups, names, stage, epochs, after_backward=restrain, **hooks)
+        names = network.later_names(self.context, task)
+        network.fit(self.context, task, net, groups, names, stage, epochs, after_backward=restrain, **hooks)
 
     @torch.no_grad()
     def _commit(self, net: nn.Module, task: Task, layers: Mapping[str, Selected]) -> None:
@@ -319,7 +319,7 @@ class WeightFactors(SharedFactors):
 
     def stored(self) -> Size:
         """Factors that some task uses, and what each task owns; its choice among them as a bit each, in bytes only."""
-        numbers, size = networks.size_of(t for own in self.tasks for t in (*own.gates.values(), *own.tensors.values()))
+        numbers, size = network.size_of(t for own in self.tasks for t in (*own.gates.values(), *own.tensors.values()))
         for path, (u, v) in self.dictionary.items():
             used = int(self.used(path).sum())
             held = used * (u.shape[1] + v.shape[1])
@@ -335,7 +335,7 @@ class WeightFactors(SharedFactors):
     def restore(self, state: State) -> None:
         """Take factors, tasks and the posterior of a state."""
         super().restore(state)
-        parts = [networks.under(part, state.tensors) for part in Posterior._fields]
+        parts = [network.under(part, state.tensors) for part in Posterior._fields]
         self.posteriors = {
             path: Posterior(*(part[path].to(u.device) for part in parts)) for path, (u, _) in self.dictionary.items()
         }

@@ -15,15 +15,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from halrp import draws
+from halrp import seeding
 from halrp.errors import SettingError
-from halrp.lab.methods import networks
-from halrp.lab.methods.contract import Context, State
+from halrp.lab.methods import network
 from halrp.lab.methods.factored import Factored, Own, Parts, SharedFactors, body, extent
+from halrp.lab.methods.protocol import Context, State
 from halrp.lab.streams import Split, Task
 from halrp.lab.streams.stream import Normal
-from halrp.train import Group, cross_entropy
-from halrp.views import replace_module
+from halrp.model.views import replace_module
+from halrp.training.loop import Group, cross_entropy
 
 Mode = Literal["paper", "official"]
 OFFICIAL_EPOCHS = 500
@@ -48,7 +48,7 @@ class Updated(Factored):
 
 def orthonormal(shape: tuple[int, int], *names: object) -> Tensor:
     """A matrix with orthonormal rows or columns, whichever are fewer, drawn from names; float64."""
-    return nn.init.orthogonal_(torch.empty(shape, dtype=torch.float64), generator=draws.generator(*names))
+    return nn.init.orthogonal_(torch.empty(shape, dtype=torch.float64), generator=seeding.generator(*names))
 
 
 def squared_error(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -97,9 +97,9 @@ class RankUpdates(SharedFactors):
     def learn(self, task: Task) -> None:
         """Train new rows, the selector and all that the task owns."""
         context, first = self.context, not self.tasks
-        names = networks.first_names(context, task) if first else networks.later_names(context, task)
-        net = networks.fresh(context, task)[0]
-        head = net.get_submodule(networks.HEAD)
+        names = network.first_names(context, task) if first else network.later_names(context, task)
+        net = network.fresh(context, task)[0]
+        head = net.get_submodule(network.HEAD)
         assert isinstance(head, nn.Linear)
         with torch.no_grad():
             head.weight.copy_(orthonormal((head.out_features, head.in_features), *names, "output"))
@@ -112,7 +112,7 @@ class RankUpdates(SharedFactors):
         official = self.mode == "official"
         seen = replace(task, train=Split(bytes_of(task.train.x, task.normal), task.train.y)) if official else task
         loss = squared_error if official else cross_entropy
-        networks.fit(context, seen, net, groups, names, "base" if first else "update", loss=loss)
+        network.fit(context, seen, net, groups, names, "base" if first else "update", loss=loss)
         for path, layer in layers.items():
             parts = layer.parts()
             self.dictionary[path] = parts.u.detach(), parts.v.detach()

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from halrp.lab.methods.contract import Context, State
 from halrp.lab.methods.finetune import FineTune
-from halrp.lab.methods.networks import prefixed, under
+from halrp.lab.methods.network import prefixed, under
+from halrp.lab.methods.protocol import Context, State
 from halrp.lab.streams import Task
 
 

@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from halrp.data import InMemory, refuse_no_batch
 from halrp.errors import TaskError
-from halrp.lab.methods import networks
-from halrp.lab.methods.contract import Context, Method, Size, State
+from halrp.lab.methods import network
+from halrp.lab.methods.protocol import Context, Method, Size, State
 from halrp.lab.streams import Task
-from halrp.train import Training
+from halrp.training.batches import InMemory, refuse_no_batch
+from halrp.training.loop import Training
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,11 @@ class Joint(Method):
         context, tasks = self.context, self.waiting
         first = tasks[0]
         self.classes = [task.classes for task in tasks]
-        self.net, plan = networks.fresh(context, first)
+        self.net, plan = network.fresh(context, first)
         # All heads are one layer, as wide as all classes together; a row's loss sees only its own task's part of it.
-        heads = [self.net.get_submodule(networks.HEAD)]
-        heads += [networks.add_head(context, self.net, task) for task in tasks[1:]]
-        wide = networks.add_head(context, self.net, replace(first, classes=sum(self.classes)))
+        heads = [self.net.get_submodule(network.HEAD)]
+        heads += [network.add_head(context, self.net, task) for task in tasks[1:]]
+        wide = network.add_head(context, self.net, replace(first, classes=sum(self.classes)))
         with torch.no_grad():
             for parameter, parts in zip(
                 wide.parameters(), zip(*(h.parameters() for h in heads), strict=True), strict=True
@@ -100,10 +100,10 @@ class Joint(Method):
             return F.cross_entropy(net(x).masked_fill(~allowed[y], -torch.inf), y)
 
         data = self._data(self.net)
-        names = networks.first_names(context, first) if len(tasks) == 1 else (context.seed, "joint")
+        names = network.first_names(context, first) if len(tasks) == 1 else (context.seed, "joint")
         Training(
             self.net,
-            networks.weight_groups(self.net, plan, self.l2),
+            network.weight_groups(self.net, plan, self.l2),
             data,
             context.recipe,
             epochs=context.recipe.epochs,
@@ -112,7 +112,7 @@ class Joint(Method):
             stage="base",
             notify=context.progress,
             loss=loss,
-            checkpoints=networks.checkpoints(context, first),
+            checkpoints=network.checkpoints(context, first),
             augment=first.augment,
         ).run()
 
@@ -120,7 +120,7 @@ class Joint(Method):
         """The examples of all tasks; labels are numbered through."""
         context, found = self.context, []
         for i, task in enumerate(self.waiting):
-            data = networks.examples(context, task, net)
+            data = network.examples(context, task, net)
             found.append(replace(data, y=data.y + sum(self.classes[:i])))
         if len(found) == 1:
             return found[0]
@@ -137,11 +137,11 @@ class Joint(Method):
         if self.net is None:
             raise TaskError(f"joint learning waits for {self.context.tasks} tasks; {len(self.waiting)} have come")
         start = sum(self.classes[:task])
-        return networks.logits(self.context, self.net, x)[:, start : start + self.classes[task]]
+        return network.logits(self.context, self.net, x)[:, start : start + self.classes[task]]
 
     def stored(self) -> Size:
         """The network with all heads; nothing before it is trained."""
-        return networks.size_of([] if self.net is None else networks.contents(self.net).values())
+        return network.size_of([] if self.net is None else network.contents(self.net).values())
 
     def counted(self) -> int:
         """Without the running statistics of batch norms."""
@@ -149,12 +149,12 @@ class Joint(Method):
 
     def state(self) -> State:
         """The network, or the tasks that wait."""
-        tensors = {} if self.net is None else networks.contents(self.net)
+        tensors = {} if self.net is None else network.contents(self.net)
         return State(tensors, {"classes": self.classes, "waiting": [task.name for task in self.waiting]})
 
     def restore(self, state: State) -> None:
         """Go on from a state; tasks that waited have to be given again."""
         self.classes, self.waiting, self.net = list(state.facts["classes"]), [], None
         if state.tensors:
-            self.net, _ = networks.empty(self.context, sum(self.classes))
-            networks.fill(self.net, state.tensors)
+            self.net, _ = network.empty(self.context, sum(self.classes))
+            network.fill(self.net, state.tensors)

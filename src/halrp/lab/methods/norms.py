@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from torch import nn
 
-from halrp.lab.methods.contract import Context
-from halrp.lab.methods.networks import HEAD
-from halrp.plan import BATCH_NORMS, NORMS
+from halrp.lab.methods.network import HEAD
+from halrp.lab.methods.protocol import Context
+from halrp.model.plan import BATCH_NORMS, NORMS
 
 
 def with_batch_statistics(context: Context) -> Context:

@@ -22,16 +22,16 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Generator, Tensor, nn
 
-from halrp import draws
-from halrp.data import Augment
+from halrp import seeding
 from halrp.errors import SettingError
-from halrp.lab.methods import networks
-from halrp.lab.methods.contract import Context, Method, Size, State
+from halrp.lab.methods import network
 from halrp.lab.methods.norms import with_batch_statistics
 from halrp.lab.methods.prd_losses import Axis, View, attract, contrast, distil, relations
+from halrp.lab.methods.protocol import Context, Method, Size, State
 from halrp.lab.streams import Task
-from halrp.train import Group
-from halrp.views import clone, replace_module
+from halrp.model.views import clone, replace_module
+from halrp.training.batches import Augment
+from halrp.training.loop import Group
 
 PROJECTED = 128
 """Width of what the projector gives."""
@@ -169,15 +169,15 @@ class RelationDistillation(Method):
         """Train encoder, projector and the prototypes of this task and of all earlier ones."""
         context = self.context
         if self.parts is None:
-            net, _ = networks.fresh(context, task)
+            net, _ = network.fresh(context, task)
             self.parts = self._parts(net)
-            names, stage = networks.first_names(context, task), "base"
+            names, stage = network.first_names(context, task), "base"
         else:
-            names, stage = networks.later_names(context, task), "fine-tune"
+            names, stage = network.later_names(context, task), "fine-tune"
         parts = self.parts
         teacher = clone(parts.encoder).requires_grad_(False).eval()
         remembered = [p.detach().clone() for p in parts.prototypes]
-        with draws.isolated(*names, "prototypes", device=torch.device("cpu")):
+        with seeding.isolated(*names, "prototypes", device=torch.device("cpu")):
             parts.prototypes.append(parts.fresh(task.classes))
         view = View(task.normal, task.train.x, self.padding).to(self.device) if self.with_views else task.augment
         objective = TaskLoss(
@@ -189,7 +189,7 @@ class RelationDistillation(Method):
             Group([*parts.encoder.parameters(), *parts.projector.parameters()], l2=self.l2),
             Group(list(parts.prototypes), lr=rate),
         ]
-        networks.fit(context, replace(task, augment=objective.attend), parts, groups, names, stage, loss=objective.loss)
+        network.fit(context, replace(task, augment=objective.attend), parts, groups, names, stage, loss=objective.loss)
 
     @property
     def device(self) -> torch.device:
@@ -199,9 +199,9 @@ class RelationDistillation(Method):
 
     def _parts(self, net: nn.Module) -> Parts:
         """A network without its head as the encoder, and a projector drawn from the run's seed."""
-        like = next(net.get_submodule(networks.HEAD).parameters())
-        replace_module(net, networks.HEAD, nn.Flatten())
-        with draws.isolated(self.context.seed, "projector", device=torch.device("cpu")):
+        like = next(net.get_submodule(network.HEAD).parameters())
+        replace_module(net, network.HEAD, nn.Flatten())
+        with seeding.isolated(self.context.seed, "projector", device=torch.device("cpu")):
             parts = Parts(net, like.shape[1], self.hidden)
         parts.projector.to(like)
         return parts
@@ -210,12 +210,12 @@ class RelationDistillation(Method):
         """Cosines with the prototypes of the task, of the encoder as it is now."""
         assert self.parts is not None, "learn a task first"
         net = Nearest(self.parts.encoder, self.parts.prototypes[task])
-        return networks.logits(self.context, net.eval(), x)
+        return network.logits(self.context, net.eval(), x)
 
     def stored(self) -> Size:
         """Encoder and prototypes; the projector serves training alone, and `facts` tells its size."""
         assert self.parts is not None, "learn a task first"
-        return networks.size_of([*networks.contents(self.parts.encoder).values(), *self.parts.prototypes])
+        return network.size_of([*network.contents(self.parts.encoder).values(), *self.parts.prototypes])
 
     def facts(self) -> dict[str, int]:
         """The parameters of the projector, which the authors of the HALRP paper count too."""
@@ -225,12 +225,12 @@ class RelationDistillation(Method):
     def state(self) -> State:
         """Encoder, projector and prototypes."""
         assert self.parts is not None, "learn a task first"
-        return State(networks.contents(self.parts), {"classes": [len(p) for p in self.parts.prototypes]})
+        return State(network.contents(self.parts), {"classes": [len(p) for p in self.parts.prototypes]})
 
     def restore(self, state: State) -> None:
         """Build everything again."""
-        net, _ = networks.empty(self.context, 1)
+        net, _ = network.empty(self.context, 1)
         self.parts = self._parts(net)
         with torch.random.fork_rng(devices=[]):
             self.parts.prototypes.extend(self.parts.fresh(classes) for classes in state.facts["classes"])
-        networks.fill(self.parts.eval(), state.tensors)
+        network.fill(self.parts.eval(), state.tensors)

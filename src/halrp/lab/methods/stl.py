@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from halrp.lab.methods import networks
-from halrp.lab.methods.contract import Context, Method, Size, State
+from halrp.lab.methods import network
+from halrp.lab.methods.protocol import Context, Method, Size, State
 from halrp.lab.streams import Task
 
 
@@ -32,18 +32,18 @@ class Separate(Method):
 
     def learn(self, task: Task) -> None:
         """Train a new network."""
-        net, plan = networks.fresh(self.context, task, *self.salt)
-        names = networks.first_names(self.context, task, *self.salt)
-        networks.fit(self.context, task, net, networks.weight_groups(net, plan, self.l2), names, "base")
+        net, plan = network.fresh(self.context, task, *self.salt)
+        names = network.first_names(self.context, task, *self.salt)
+        network.fit(self.context, task, net, network.weight_groups(net, plan, self.l2), names, "base")
         self.nets.append(net)
 
     def predict(self, x: Tensor, task: int) -> Tensor:
         """Logits of the task's own network."""
-        return networks.logits(self.context, self.nets[task], x)
+        return network.logits(self.context, self.nets[task], x)
 
     def stored(self) -> Size:
         """All networks."""
-        return networks.size_of(t for net in self.nets for t in networks.contents(net).values())
+        return network.size_of(t for net in self.nets for t in network.contents(net).values())
 
     def counted(self) -> int:
         """Without the running statistics of batch norms."""
@@ -53,13 +53,13 @@ class Separate(Method):
         """All networks."""
         tensors: dict[str, Tensor] = {}
         for i, net in enumerate(self.nets):
-            tensors |= networks.prefixed(str(i), networks.contents(net))
-        return State(tensors, {"classes": [networks.width(net) for net in self.nets]})
+            tensors |= network.prefixed(str(i), network.contents(net))
+        return State(tensors, {"classes": [network.width(net) for net in self.nets]})
 
     def restore(self, state: State) -> None:
         """Build the networks again."""
         self.nets = []
         for i, classes in enumerate(state.facts["classes"]):
-            net, _ = networks.empty(self.context, classes)
-            networks.fill(net, networks.under(str(i), state.tensors))
+            net, _ = network.empty(self.context, classes)
+            network.fill(net, network.under(str(i), state.tensors))
             self.nets.append(net)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from halrp import draws
-from halrp.lab.methods.contract import Context
+from halrp import seeding
+from halrp.lab.methods.protocol import Context
 from halrp.lab.streams import Split, Task
-from halrp.train import Recipe
+from halrp.training.loop import Recipe
 
 TINY = Recipe(epochs=4, batch=16, lr=1e-2)
 """Enough to learn a tiny task."""
@@ -46,7 +46,7 @@ def tiny_tasks(classes: Sequence[int] = (3, 2, 4), examples: int = 48) -> list[T
 
 
 def _tiny_task(identity: int, classes: int, examples: int) -> Task:
-    chance = draws.generator("tiny task", identity)
+    chance = seeding.generator("tiny task", identity)
     patterns = torch.randn(classes, 3, 8, 8, generator=chance)
 
     def split(rows: int) -> Split:
@@ -62,7 +62,7 @@ def tiny_context(
     """A run's context that builds `TinyNet`s."""
 
     def build(classes: int, seed: int) -> nn.Module:
-        with draws.isolated("tiny network", seed, device=torch.device("cpu")):
+        with seeding.isolated("tiny network", seed, device=torch.device("cpu")):
             return TinyNet(classes).to(device)
 
     return Context(build, recipe, seed, tasks, order)

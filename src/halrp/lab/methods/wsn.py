@@ -27,15 +27,15 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from halrp import draws
+from halrp import seeding
 from halrp.errors import ModelError, SettingError
-from halrp.lab.methods import networks
-from halrp.lab.methods.contract import Context, Method, Size, State
+from halrp.lab.methods import network
 from halrp.lab.methods.masks import Masks
 from halrp.lab.methods.norms import with_weights_only
+from halrp.lab.methods.protocol import Context, Method, Size, State
 from halrp.lab.streams import Task
-from halrp.train import Group, Training
-from halrp.views import task_view
+from halrp.model.views import task_view
+from halrp.training.loop import Group, Training
 
 PATIENCE, SMALLEST = 6, 1e-6
 """Of the official schedule: epochs without improvement before the rate is halved, and the rate that ends training."""
@@ -152,36 +152,34 @@ class WinningSubnetworks(Method):
     def learn(self, task: Task) -> None:
         """Train weights that no earlier task uses, all scores and a head; then keep the mask."""
         if self.net is None:
-            self.net, self.plan = networks.fresh(self.context, task)
+            self.net, self.plan = network.fresh(self.context, task)
             flat = [n for n, weight in self.weights().items() if weight.dim() < 2]
             if flat:
                 raise ModelError(f"wsn: {', '.join(flat)} is neither a weight nor a bias nor a norm, and has no mask")
             self.scores = {n: self._drawn(n, weight) for n, weight in self.weights().items()}
-            names, stage = networks.first_names(self.context, task), "base"
+            names, stage = network.first_names(self.context, task), "base"
         else:
-            networks.add_head(self.context, self.net, task)
-            names, stage = networks.later_names(self.context, task), "fine-tune"
-        head = self.net.get_submodule(networks.HEAD)
+            network.add_head(self.context, self.net, task)
+            names, stage = network.later_names(self.context, task), "fine-tune"
+        head = self.net.get_submodule(network.HEAD)
         weights = self.weights()
         groups = [Group(list(weights.values())), Group(list(self.scores.values())), Group(list(head.parameters()))]
         with masking(self.net, self.scores, self.share) as layers:
             hook = guard(weights, layers, self.masks.used(), self.l2 * self.context.recipe.gradient_scale)
             kept = {"checkpoints": None} if self.mode == "official" else {}
-            training = networks.training(
-                self.context, task, self.net, groups, names, stage, after_backward=hook, **kept
-            )
+            training = network.training(self.context, task, self.net, groups, names, stage, after_backward=hook, **kept)
             if self.mode == "paper":
                 training.run()
             else:
                 self._by_validation(training, task, [p for group in groups for p in group.parameters])
         self.masks.add({n: selected(s, self.share) for n, s in self.scores.items()})
-        self.heads.append({n: p.detach().clone() for n, p in head.named_parameters(networks.HEAD)})
+        self.heads.append({n: p.detach().clone() for n, p in head.named_parameters(network.HEAD)})
         self.classes.append(task.classes)
 
     def _drawn(self, name: str, weight: Tensor) -> nn.Parameter:
         """Scores drawn like a layer's first weights, from the run's seed and the weight's name."""
         scores = torch.empty(weight.shape, dtype=weight.dtype)
-        nn.init.kaiming_uniform_(scores, a=math.sqrt(5), generator=draws.generator(self.context.seed, "scores", name))
+        nn.init.kaiming_uniform_(scores, a=math.sqrt(5), generator=seeding.generator(self.context.seed, "scores", name))
         return nn.Parameter(torch.empty_like(weight).copy_(scores).detach())
 
     def _by_validation(self, training: Training, task: Task, parameters: list[nn.Parameter]) -> None:
@@ -191,7 +189,7 @@ class WinningSubnetworks(Method):
         lowest, best, patience = math.inf, [p.detach().clone() for p in parameters], PATIENCE
         for epoch in range(1, training.epochs + 1):
             training.run(epoch)
-            logits = networks.logits(self.context, self.net, split.x)
+            logits = network.logits(self.context, self.net, split.x)
             loss = float(F.cross_entropy(logits.float(), split.y.to(logits.device)))
             if loss < lowest:
                 lowest, best, patience = loss, [p.detach().clone() for p in parameters], PATIENCE
@@ -220,12 +218,12 @@ class WinningSubnetworks(Method):
 
     def predict(self, x: Tensor, task: int) -> Tensor:
         """Logits of the task's subnetwork."""
-        return networks.logits(self.context, self.module(task), x)
+        return network.logits(self.context, self.module(task), x)
 
     def stored(self) -> Size:
         """The weights that some task uses, the heads, and the masks as they are coded, 32 bits of them a number."""
         weights, counts = self.weights(), {n: int(mask.sum()) for n, mask in self.masks.used().items()}
-        heads, coded = networks.size_of(t for head in self.heads for t in head.values()), self.masks.bytes()
+        heads, coded = network.size_of(t for head in self.heads for t in head.values()), self.masks.bytes()
         numbers = sum(counts.values()) + heads.parameters + math.ceil(coded / 4)
         return Size(numbers, sum(k * weights[n].element_size() for n, k in counts.items()) + heads.bytes + coded)
 
@@ -240,26 +238,26 @@ class WinningSubnetworks(Method):
 
     def state(self) -> State:
         """Weights, used or not, scores, masks and heads."""
-        tensors = networks.prefixed("weight", {n: w.detach() for n, w in self.weights().items()})
-        tensors |= networks.prefixed("score", {n: s.detach() for n, s in self.scores.items()})
-        tensors |= networks.prefixed("mask", self.masks.tensors())
+        tensors = network.prefixed("weight", {n: w.detach() for n, w in self.weights().items()})
+        tensors |= network.prefixed("score", {n: s.detach() for n, s in self.scores.items()})
+        tensors |= network.prefixed("mask", self.masks.tensors())
         for i, head in enumerate(self.heads):
-            tensors |= networks.prefixed(f"head/{i}", head)
+            tensors |= network.prefixed(f"head/{i}", head)
         return State(tensors, {"classes": self.classes})
 
     def restore(self, state: State) -> None:
         """Build the network again, with the last task's head."""
         self.classes = list(state.facts["classes"])
-        self.net, self.plan = networks.empty(self.context, self.classes[-1])
+        self.net, self.plan = network.empty(self.context, self.classes[-1])
         self.heads = []
         for i in range(len(self.classes)):
-            head = networks.under(f"head/{i}", state.tensors)
+            head = network.under(f"head/{i}", state.tensors)
             self.heads.append({n: t.to(next(self.net.parameters()).device, copy=True) for n, t in head.items()})
         weights = self.weights()
-        networks.fill(self.net, networks.under("weight", state.tensors) | self.heads[-1])
-        kept = networks.under("score", state.tensors)
+        network.fill(self.net, network.under("weight", state.tensors) | self.heads[-1])
+        kept = network.under("score", state.tensors)
         self.scores = {n: nn.Parameter(torch.empty_like(w).copy_(kept[n]).detach()) for n, w in weights.items()}
-        self.masks = Masks.restored(networks.under("mask", state.tensors), len(self.classes), weights)
+        self.masks = Masks.restored(network.under("mask", state.tensors), len(self.classes), weights)
 
 
 def guard(

@@ -1,6 +1,6 @@
 """Sweeps that come with the package, by name: the paper's settings of each benchmark, and studies of our own.
 
-A preset is a TOML file in the format of `halrp.lab.sweep`. Adding one is adding a file.
+A preset is a TOML file in the format of `halrp.lab.run.sweep`. Adding one is adding a file.
 """
 
 import tomllib

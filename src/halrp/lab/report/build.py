@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from halrp.lab.recorded import Problem, Record, Run
+from halrp.lab.records.aggregate import Row, Undefined
+from halrp.lab.records.schema import Problem, Record, Run
 from halrp.lab.report import figures_ablation, figures_accuracy, figures_size, figures_time, paper
 from halrp.lab.report.comparison import comparison
 from halrp.lab.report.grouped import BACKBONES, Grouped, Place, stream_title
 from halrp.lab.report.page import LeftOut, MadeFrom
 from halrp.lab.report.parts import Column, Section, Table, Value
 from halrp.lab.report.relations import all_relations
-from halrp.lab.results import Row, Undefined
 
 FACTS = {"halrp": "halrp", "commit": "commit", "torch": "torch", "python": "Python", "machine": "machine"}
 """What of a record's environment the page shows, and its title there."""
@@ -127,7 +127,7 @@ def _place(place: Place) -> dict[str, Value]:
 
 
 def all_runs(grouped: Grouped) -> Table:
-    """One row for each run, as `halrp.lab.results.runs_table` has it."""
+    """One row for each run, as `halrp.lab.records.aggregate.runs_table` has it."""
     rows = tuple(_run(one.row) for _, _, one in grouped.each())
     columns = _with_values(RUN_COLUMNS, rows, ("network", "settings", "recipe", "missing"))
     about = "One row for each record, with what was measured on it. A value that a record does not tell is empty."
@@ -148,7 +148,7 @@ def _run(row: Row) -> dict[str, Value]:
 
 
 def _value(row: Row, name: str) -> Value:
-    """A value of a row of `halrp.lab.results` for a table: shares in %, None for what is undefined or empty."""
+    """A value of a row of `records.aggregate` for a table: shares in %, None for what is undefined or empty."""
     value = row[name]
     if isinstance(value, Undefined) or value == "":
         return None

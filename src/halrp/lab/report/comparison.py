@@ -11,14 +11,14 @@ import math
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from halrp.lab.recorded import Record
+from halrp.lab.records.aggregate import Row, Undefined
+from halrp.lab.records.schema import Record
 from halrp.lab.report import paper
 from halrp.lab.report.lines import ORDERS, PLACE, Line, lines
 from halrp.lab.report.paper import Place
 from halrp.lab.report.parts import Column, Table, Value
 from halrp.lab.report.relations import all_relations, relations
 from halrp.lab.report.usual import chosen
-from halrp.lab.results import Row, Undefined
 from halrp.lab.streams.about import ABOUT
 
 __all__ = ["all_relations", "comparison", "judged", "relations"]

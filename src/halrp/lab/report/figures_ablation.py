@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from halrp.lab import metrics
-from halrp.lab.metrics import UndefinedMetric
-from halrp.lab.recorded import text
+from halrp.lab.records import metrics
+from halrp.lab.records.metrics import UndefinedMetric
+from halrp.lab.records.schema import text
 from halrp.lab.report import paper
 from halrp.lab.report.grouped import Group, Grouped, Measured, Place, any_known, figure_of, is_number, rounded
 from halrp.lab.report.paper import Ablated

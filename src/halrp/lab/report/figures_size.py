@@ -157,7 +157,7 @@ def spectra(grouped: Grouped) -> Figure | None:
 
 
 def _growth(one: Measured, size: str) -> Array:
-    """Growth after each position, (tasks,), as `halrp.lab.results` has it at the last one."""
+    """Growth after each position, (tasks,), as `halrp.lab.records.aggregate` has it at the last one."""
     sizes = one.column(size)
     final = one.row[f"growth_{size}"]
     if not isinstance(final, float) or not sizes[-1] > 0:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from halrp.lab import metrics
-from halrp.lab.metrics import UndefinedMetric
+from halrp.lab.records import metrics
+from halrp.lab.records.aggregate import machine, time_units
+from halrp.lab.records.metrics import UndefinedMetric
 from halrp.lab.report.grouped import MAIN, Array, Group, Grouped, Measured, Place, any_known, figure_of, rounded
 from halrp.lab.report.parts import Axis, Chart, Drawing, Figure, Series
-from halrp.lab.results import machine, time_units
 
 
 def figures(grouped: Grouped) -> tuple[Figure, ...]:

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from halrp import files
 from halrp.errors import SettingError
 from halrp.lab.report.looks import BESIDE, Look, colours_along, looks, names_along, scale, whole_steps
 from halrp.lab.report.parts import Axis, Chart, Drawing, Field
+from halrp.store import atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,7 +76,7 @@ def draw(drawing: Drawing, path: str | os.PathLike[str], title: str = "") -> Non
     path = Path(path)
     if path.suffix not in METADATA:
         raise SettingError(f"{path} has to end in {', '.join(METADATA)}, to say what kind of file it is")
-    files.write(path, drawn(drawing, path.suffix, title))
+    atomic.write(path, drawn(drawing, path.suffix, title))
 
 
 def drawn(drawing: Drawing, suffix: str, title: str = "") -> bytes:

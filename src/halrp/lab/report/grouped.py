@@ -1,7 +1,7 @@
 """What figures are built from: the runs of all records, measured once and grouped by place and by method.
 
 A place is what runs have to share to be compared. A group is what is repeated there under other orders and seeds. All
-numbers of runs and groups are those of `halrp.lab.results`, so that figures and tables cannot differ.
+numbers of runs and groups are those of `halrp.lab.records.aggregate`, so that figures and tables cannot differ.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halrp import Recipe
-from halrp.describe import describe
-from halrp.lab import metrics, streams
-from halrp.lab.cells import describe_all
+from halrp.lab import streams
 from halrp.lab.methods import METHODS
-from halrp.lab.recorded import Record, Run, text
+from halrp.lab.records import metrics
+from halrp.lab.records.aggregate import Row, runs_table, summary
+from halrp.lab.records.schema import Record, Run, text
 from halrp.lab.report import paper
 from halrp.lab.report.paper import Printed
 from halrp.lab.report.parts import Drawing, Figure
 from halrp.lab.report.usual import chosen
-from halrp.lab.results import Row, runs_table, summary
+from halrp.lab.run.cell import describe_all
+from halrp.provenance import describe
 
 STREAMS = {
     "cifar100-split": "CIFAR100-Split",
@@ -60,7 +61,7 @@ class Measured:
 
     run: Run
     row: Row
-    """Its row of `halrp.lab.results.runs_table`."""
+    """Its row of `halrp.lab.records.aggregate.runs_table`."""
 
     @cached_property
     def matrix(self) -> Array:
@@ -93,7 +94,7 @@ class Group:
     """All settings of method and recipe that are known, those left at their defaults included."""
     runs: tuple[Measured, ...]
     row: Row
-    """Its row of `halrp.lab.results.summary`."""
+    """Its row of `halrp.lab.records.aggregate.summary`."""
 
     @property
     def name(self) -> str:

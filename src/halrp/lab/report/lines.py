@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from halrp import Recipe
-from halrp.lab.recorded import Record
+from halrp.lab.records.aggregate import Row, Undefined, summary
+from halrp.lab.records.schema import Record
 from halrp.lab.report import paper
 from halrp.lab.report.paper import Place, Printed
 from halrp.lab.report.parts import Column, Value
-from halrp.lab.results import Row, Undefined, summary
 from halrp.lab.streams.about import ABOUT
 
 ORDERS = 5

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable
 from itertools import combinations, product
 
-from halrp.lab.recorded import Record
+from halrp.lab.records.schema import Record
 from halrp.lab.report import paper
 from halrp.lab.report.lines import PLACE, Line, lines, percent
 from halrp.lab.report.paper import Place, Printed

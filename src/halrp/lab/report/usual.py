@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import TypeVar
 
-from halrp.lab import presets, sweep
-from halrp.lab.recorded import Run, text
-from halrp.lab.results import Row
+from halrp.lab import presets
+from halrp.lab.records.aggregate import Row
+from halrp.lab.records.schema import Run, text
+from halrp.lab.run import sweep
 
 T = TypeVar("T")
 
@@ -17,7 +18,7 @@ def chosen(groups: Iterable[T], row: Callable[[T], Row]) -> T:
     """The group that stands for a method: that with the settings of the benchmark's preset, or else with the most runs.
 
     Runs that show what comes of each first task are taken only where there is nothing else. `row` gives a group's row
-    of `halrp.lab.results.summary`. Of equals the first is taken.
+    of `halrp.lab.records.aggregate.summary`. Of equals the first is taken.
     """
     return max(groups, key=lambda group: _weight(row(group)))
 

@@ -21,7 +21,7 @@ from halrp.lab.data import DataDamaged, DataMissing
 from halrp.lab.names import nearest
 from halrp.lab.streams import cifar100, digits, five, omniglot, pmnist, pmnist_20, tinyimagenet
 from halrp.lab.streams.about import ABOUT, About
-from halrp.lab.streams.own import permuted, rotated, split_by_class, stream_from_folder
+from halrp.lab.streams.custom import permuted, rotated, split_by_class, stream_from_folder
 from halrp.lab.streams.protocol import SEEDS, identities_of
 from halrp.lab.streams.stream import Augment, Normal, Split, Stream, Task
 

@@ -1,0 +1,24 @@
+"""The `halrp` command.
+
+Its commands live in `halrp.cli.app` and need typer, which a library should not ask of everyone. So they are imported
+only when the command runs, and a missing typer is one clear line.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command and exit with its code."""
+    try:
+        from halrp.cli.app import app
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in ("typer", "rich"):
+            raise
+        print(f"halrp: the command needs {missing}; run: pip install 'halrp[lab]'", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    app(prog_name="halrp")

@@ -1,0 +1,282 @@
+"""`halrp data`: which data sets are here, the official downloads of the others, and a look at a stream."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+from rich.console import Console
+from rich.filesize import decimal
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Table
+
+from halrp.errors import HalrpError, SettingError
+
+if TYPE_CHECKING:
+    from halrp.lab.data import Found, Status
+
+EXTRAS = {"PIL": "pillow", "sklearn": "scikit-learn", "scipy": "scipy"}
+PICTURES = (".png", ".jpg", ".jpeg", ".webp")
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    help="""Data sets: which are here, how to get the others, and what a stream looks like.
+
+    Data sets lie in one data directory: --data, else the environment variable HALRP_DATA, else halrp/data in the
+    user's cache directory. Archives stay packed. Images are decoded once and kept in the cache.
+
+    Begin with: halrp data list
+
+    Then, for example: halrp data get cifar100, and halrp data show cifar100-split -o sheet.png""",
+)
+
+Data: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="DIR", help="the data directory, if not HALRP_DATA", show_default=False),
+]
+
+
+@app.command("list")
+def list_sets(
+    data: Data = None,
+    verify: Annotated[bool, typer.Option("--verify", help="read every image, and compare published checksums")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON, for programs")] = False,
+) -> None:
+    """Show which data sets are here, where and how, and which streams need them.
+
+    "whole" is every image of the published set and "subset" fewer; "here" was never read, so it may be either.
+    --verify reads all images (slow the first time) and says of each set whether it is what was published; it exits
+    with 1 if one is damaged or not what was published.
+
+    Examples: halrp data list, or halrp data list --verify --data ~/datasets
+    """
+    from halrp.lab.data import SETS, data_directory, status
+
+    with _needs_extra(), _decoding() as step:
+        found = [status(name, data, verify, step if verify else None) for name in SETS]
+    rows = [_row(one, data) for one in found]
+    if as_json:
+        typer.echo(json.dumps({"directory": str(data_directory(data)), "sets": rows}, indent=1))
+    else:
+        _print_table(rows, verify, data_directory(data))
+    if any(one.problem or one.verified == "no" for one in found):
+        raise typer.Exit(1)
+
+
+def _row(one: Status, data: Path | None) -> dict[str, Any]:
+    """All that the list tells about a data set."""
+    from halrp.lab.data.download import begun
+    from halrp.lab.data.sources import source
+    from halrp.lab.streams.about import ABOUT
+
+    started, official = begun(one.name, data), source(one.name)
+    if one.problem:
+        state = "damaged"
+    elif one.present:
+        state = {True: "whole", False: "subset", None: "here"}[one.whole]
+    else:
+        state = "begun" if started else "missing"
+    return asdict(one) | {
+        "state": state,
+        "place": None if one.place is None else str(one.place),
+        "streams": [stream for stream, about in ABOUT.items() if one.name in about.sets],
+        "download_bytes": official.bytes,
+        "begun_bytes": started,
+        "page": official.page,
+    }
+
+
+def _print_table(rows: list[dict[str, Any]], verify: bool, root: Path) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("data set", "state", "verified", "size", "layout", "needed by"):
+        table.add_column(title, justify="right" if title == "size" else "left", no_wrap=title != "needed by")
+    for row in rows:
+        size = decimal(row["bytes"]) if row["present"] else f"({decimal(row['download_bytes'])})"
+        verified = row["verified"] if row["present"] and verify else "" if not row["present"] else "not asked"
+        layout = row["layout"] or ""
+        if row["place"] not in (None, str(root)):
+            layout += f", in {row['place']}"
+        cells = (row["name"], row["state"], verified, size, layout, ", ".join(row["streams"]))
+        table.add_row(*map(escape, cells))
+    typer.echo(f"Data directory: {root}\n")
+    (Console() if sys.stdout.isatty() else Console(width=160)).print(table)
+    for row in rows:
+        if row["problem"]:
+            typer.echo(f"\n{row['name']}: {row['problem']}")
+        if row["begun_bytes"]:
+            done = f"{decimal(row['begun_bytes'])} of {decimal(row['download_bytes'])}"
+            typer.echo(f"\n{row['name']}: a download of {done} did not end; resume it: halrp data get {row['name']}")
+    if lacking := [row["name"] for row in rows if not row["present"]]:
+        typer.echo(f"\nSizes in brackets are downloads. To get what is missing: halrp data get {' '.join(lacking)}")
+
+
+@app.command("get")
+def get_sets(
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="data sets, or all", show_default=False)],
+    data: Data = None,
+    again: Annotated[
+        bool, typer.Option("--official", help="download the official files even if the set is here in another layout")
+    ] = False,
+) -> None:
+    """Download the official files of data sets, verify their checksums, and decode them.
+
+    A set that is here and whole, in whatever layout, is not downloaded. A download that was interrupted goes on where
+    it ended: run the same command again. Files are put in place only when they are verified. Without a connection,
+    download them elsewhere and place them in the data directory under the names that this command prints.
+
+    Examples: halrp data get cifar100 mnist, or halrp data get all --data ~/datasets
+    """
+    from halrp.lab.data import data_directory
+    from halrp.lab.data.sources import source, sources
+
+    chosen = list(dict.fromkeys(sources() if "all" in names else names))
+    for name in chosen:
+        source(name)
+    typer.echo(f"Data directory: {data_directory(data)}")
+    failed = 0
+    for name in chosen:
+        try:
+            with _needs_extra():
+                _get(name, data, again)
+        except HalrpError as error:
+            failed += 1
+            typer.echo(f"halrp: {name}: {' '.join(str(error).split())}", err=True)
+        except KeyboardInterrupt:
+            typer.echo(f"stopped; what has come of {name} is kept, and the same command goes on from there", err=True)
+            raise
+    if failed:
+        raise typer.Exit(2)
+
+
+def _get(name: str, data: Path | None, again: bool) -> None:
+    """Download one data set if it is not here, read it, and say what it holds."""
+    from halrp.lab.data import SETS, DataDamaged, DataMissing, data_directory, read
+    from halrp.lab.data.download import begun, get, missing
+
+    lacking = missing(name, data)
+    if lacking and not again:
+        try:
+            with _decoding() as step:
+                found = read(name, data, step)
+            if found.whole:
+                typer.echo(f"{name}: already here. {_summary(found)}")
+                return
+        except (DataMissing, DataDamaged):
+            pass
+    if lacking:
+        left = sum(file.bytes or 0 for file in lacking) - begun(name, data)
+        typer.echo(f"{name}: {decimal(max(0, left))} to download. Terms: {SETS[name].terms}.")
+        for file in lacking:
+            typer.echo(f"  {file.urls[0]} → {data_directory(data) / file.path}")
+        with _downloading() as report:
+            get(name, data, report)
+    with _decoding() as step:
+        found = read(name, data, step)
+    typer.echo(f"{name}: {'downloaded and verified' if lacking else 'already here, verified'}. {_summary(found)}")
+
+
+def _summary(found: Found) -> str:
+    parts = " + ".join(f"{len(part.labels):,} {name}" for name, part in found.parts.items())
+    whole = "whole" if found.whole else "a subset"
+    return f"{parts} images, {len(found.classes):,} classes, {whole}, from {found.layout} in {found.place}."
+
+
+@app.command("show")
+def show_stream(
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="such as cifar100-split", show_default=False)],
+    output: Annotated[Path, typer.Option("-o", "--output", help="the picture: sheet.png", show_default=False)],
+    order: Annotated[str, typer.Option(help="the order of the tasks")] = "A",
+    seed: Annotated[int, typer.Option(help="which repeat: it draws the images")] = 0,
+    fraction: Annotated[float, typer.Option(help="the share of training images that a task may use")] = 1.0,
+    data: Data = None,
+    tasks: Annotated[int, typer.Option(help="how many tasks to show")] = 10,
+    per_class: Annotated[int, typer.Option(help="how many images of each class")] = 1,
+) -> None:
+    """Draw a contact sheet of a stream: a row for each task, the first images of each of its classes.
+
+    The images are those that a task is tested on. A stream that is made from a subset of its data has @subset in its
+    name.
+
+    Examples: halrp data show digits -o digits.png, or halrp data show five -o five.png --order C --per-class 3
+    """
+    if output.suffix.lower() not in PICTURES:
+        raise SettingError(f"--output {output} must end in one of {', '.join(PICTURES)}")
+    from halrp.lab.streams import load
+    from halrp.lab.streams.contact_sheet import contact_sheet
+    from halrp.store import atomic
+
+    with _needs_extra():
+        loaded = load(stream, order, seed, fraction, data)
+        picture = contact_sheet(loaded, tasks=tasks, per_class=per_class)
+        content = io.BytesIO()
+        picture.save(content, {".jpg": "jpeg"}.get(output.suffix.lower(), output.suffix[1:].lower()))
+    atomic.write(output, content.getvalue())
+    shown = min(tasks, len(loaded))
+    typer.echo(f"wrote {output}: {shown} of {len(loaded)} tasks of {loaded.name}, order {order}, seed {seed}")
+
+
+@contextmanager
+def _needs_extra() -> Iterator[None]:
+    """Turn a missing package of the `lab` extra into one line."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in EXTRAS:
+            raise
+        raise SettingError(f"this needs {EXTRAS[missing]}; run: pip install 'halrp[lab]'") from error
+
+
+@contextmanager
+def _downloading() -> Iterator[Callable[[str, int, int | None], None]]:
+    """Bars for downloads, with rate and remaining time; nothing if no one looks."""
+    console = Console(stderr=True)
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    tasks: dict[str, TaskID] = {}
+    with Progress(
+        TextColumn("{task.description}"), *columns, console=console, disable=not console.is_terminal
+    ) as progress:
+
+        def report(file: str, done: int, total: int | None) -> None:
+            if file not in tasks:  # begun with what is there already, which has no rate
+                tasks[file] = progress.add_task(escape(Path(file).name), total=total, completed=done)
+            progress.update(tasks[file], completed=done, total=total)
+
+        yield report
+
+
+@contextmanager
+def _decoding() -> Iterator[Callable[[int, int, str], None]]:
+    """Bars for decoding; nothing if no one looks."""
+    console = Console(stderr=True)
+    tasks: dict[str, TaskID] = {}
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(
+        TextColumn("{task.description}"), *columns, console=console, disable=not console.is_terminal, transient=True
+    ) as progress:
+
+        def report(done: int, total: int, text: str) -> None:
+            if text not in tasks:
+                tasks[text] = progress.add_task(f"decoding {escape(text)}", total=total)
+            progress.update(tasks[text], completed=done, total=total)
+
+        yield report

@@ -1,0 +1,155 @@
+"""Decoded arrays, kept in the user's cache directory and mapped into memory when they are read again.
+
+Decoding compressed pictures takes seconds and reading an array takes none. A kept array is named after the content of
+the files it was decoded from: changed files are decoded anew, moved or copied ones are not. The checksum of files is
+itself remembered as long as their sizes, times and places on the disk are the same.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from halrp.errors import WriteError
+from halrp.lab.data.directories import cache_directory
+from halrp.lab.data.images import DataDamaged, Decoded
+from halrp.store import atomic as safe
+
+DECODERS = 3
+"""Raised when a reader changes what it returns, so that arrays kept by the former one are not used."""
+SETTLED = 2_000_000_000
+"""Nanoseconds. A file changed less than this before its checksum was taken may change again at the same time stamp."""
+
+UNFINISHED = ".writing-"
+ABANDONED = 24 * 3600.0
+"""Seconds after which nobody is still writing an unfinished folder."""
+
+
+def decoded(name: str, root: Path, files: Sequence[Path], decode: Callable[[], Decoded]) -> Decoded:
+    """Return what `decode` makes of `files`, which lie under `root`, from the kept arrays if there are any."""
+    folder = _folder(name, fingerprint(root, files))
+    if (kept := _kept(folder)) is not None:
+        return kept
+    found = decode()
+    try:
+        _keep(folder, found)
+    except OSError as error:
+        warnings.warn(
+            f"decoded images cannot be kept in {folder}: {error}. They will be decoded again next time; make room "
+            "there, or set XDG_CACHE_HOME to a directory that can be written.",
+            stacklevel=3,
+        )
+        return found
+    return _kept(folder) or found  # mapped arrays leave the memory to those who need it
+
+
+def kept_arrays(name: str, root: Path, files: Sequence[Path]) -> Decoded | None:
+    """Return the kept arrays of `files` if that needs neither decoding nor reading the files."""
+    known = _remembered(root, files)
+    return _kept(_folder(name, known)) if known else None
+
+
+def fingerprint(root: Path, files: Sequence[Path]) -> str:
+    """Name the content of some files under `root`: a checksum of their names and bytes."""
+    if (known := _remembered(root, files)) is not None:
+        return known
+    start, total = time.time_ns(), hashlib.sha256(f"decoders {DECODERS}\n".encode())
+    try:
+        stamps = _stamps(files)
+        for path in files:
+            with open(path, "rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+            total.update(os.fsencode(path.relative_to(root)) + f" {content}\n".encode())
+        settled = stamps == _stamps(files)
+    except OSError as error:
+        raise DataDamaged(
+            f"{error.filename} cannot be read: {error.strerror}. Make it readable, or copy it again."
+        ) from error
+    result = total.hexdigest()[:32]
+    if settled and all(start - stamp[2] > SETTLED for stamp in stamps):
+        try:
+            entry = {"stamps": _digest(stamps), "fingerprint": result}
+            safe.write(_memory(root, files), json.dumps(entry).encode(), durable=False)
+        except WriteError:
+            pass  # it only costs time
+    return result
+
+
+def _stamps(files: Sequence[Path]) -> list[tuple[str, int, int, int]]:
+    """What changes when a file does: path, size, time of change, place on the disk."""
+    found = [(path, path.stat()) for path in files]
+    return [(str(path), one.st_size, max(one.st_mtime_ns, one.st_ctime_ns), one.st_ino) for path, one in found]
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(repr(value).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _memory(root: Path, files: Sequence[Path]) -> Path:
+    """Return the file that remembers the checksum of `files`; one each, so that processes cannot lose entries."""
+    key = _digest([DECODERS, str(root.absolute()), *(str(path) for path in files)])
+    return cache_directory() / "checksums" / f"{key[:32]}.json"
+
+
+def _remembered(root: Path, files: Sequence[Path]) -> str | None:
+    try:
+        entry = json.loads(_memory(root, files).read_bytes())
+        if entry["stamps"] == _digest(_stamps(files)):
+            return str(entry["fingerprint"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return None
+
+
+def _folder(name: str, content: str) -> Path:
+    return cache_directory() / "decoded" / f"{name}-{content}"
+
+
+def _kept(folder: Path) -> Decoded | None:
+    """Map the arrays in `folder`; remove it if they cannot be what was kept."""
+    try:
+        images, labels = (np.load(folder / f"{field}.npy", "r", allow_pickle=False) for field in ("images", "labels"))
+        classes = json.loads((folder / "classes.json").read_bytes())
+        if images.dtype != np.uint8 or images.ndim != 4 or labels.dtype != np.int64 or labels.shape != images.shape[:1]:
+            raise ValueError(f"{images.dtype} {images.shape} and {labels.dtype} {labels.shape}")
+        if classes is not None and not (isinstance(classes, list) and all(isinstance(one, str) for one in classes)):
+            raise ValueError("classes are not names")
+        return Decoded(images, labels, None if classes is None else tuple(classes))
+    except FileNotFoundError:
+        if not folder.exists():
+            return None
+    except (OSError, ValueError, EOFError):
+        pass
+    shutil.rmtree(folder, ignore_errors=True)
+    return None
+
+
+def _keep(folder: Path, found: Decoded) -> None:
+    """Write arrays to `folder`, which appears complete or not at all, whatever happens meanwhile."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for left in folder.parent.glob(f"{UNFINISHED}*"):  # by a process that was killed
+        with suppress(FileNotFoundError):  # or by one that has just finished
+            if time.time() - left.stat().st_mtime > ABANDONED:
+                shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=folder.parent) as scratch:
+        fresh = Path(scratch) / folder.name
+        fresh.mkdir()
+        for field, array in (("images", found.images), ("labels", found.labels)):
+            with open(fresh / f"{field}.npy", "wb") as file:
+                np.save(file, array, allow_pickle=False)
+                file.flush()
+                os.fsync(file.fileno())
+        (fresh / "classes.json").write_text(json.dumps(found.classes), "utf-8")
+        try:
+            fresh.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # otherwise another process has kept the same arrays first
+                raise

@@ -1,5 +1,0 @@
-"""`python -m halrp.lab.document`."""
-
-from halrp.lab.document import main
-
-main()

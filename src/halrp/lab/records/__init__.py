@@ -1,0 +1,1 @@
+"""Raw records: their schema, metrics and aggregation. Knows no method."""

@@ -1,0 +1,188 @@
+"""`python -m halrp.lab.report.documents`: write the numbers of the documents from the raw records under `results/`.
+
+A part stands between two comments that name it, `<!-- begin NAME -->` and `<!-- end NAME -->`. Everything between
+them is written by this module and nothing by hand, and so are the figures under `docs/figures`; `--check` says whether
+all of them are what the records say. A figure ends with a checksum of what it shows, so that it is not stale for being
+drawn with another version of a library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import re
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from halrp.lab.records import aggregate
+from halrp.lab.report.documents.methods import Place, demo_table, main_table, method_table, methods_table, orderings
+from halrp.lab.report.documents.speed import decoding_table, ratios_table, times_table
+from halrp.lab.report.documents.studies import (
+    course_table,
+    grid_table,
+    orders_table,
+    settings_table,
+    sizes_table,
+    statistics_table,
+    strengths_table,
+)
+from halrp.lab.report.figures_accuracy import final_accuracy
+from halrp.lab.report.figures_size import frontier
+from halrp.lab.report.files import drawn
+from halrp.lab.report.grouped import Grouped
+from halrp.lab.report.parts import Drawing
+from halrp.store import atomic
+
+NINE = ("apd", "apdfix", "ibpwf", "gpm", "wsn", "bmkp", "clr", "prd", "iru")
+"""Methods that have a page of their own."""
+MAIN = Place("cifar100-split-5", "cifar100-split", 0.05)
+"""What the README shows."""
+PLACES = (
+    MAIN,
+    Place("cifar100-split-25", "cifar100-split", 0.25),
+    Place("cifar100-split", "cifar100-split"),
+    Place("cifar100-superclass-5", "cifar100-superclass", 0.05),
+    Place("cifar100-superclass-25", "cifar100-superclass", 0.25),
+    Place("pmnist-5", "pmnist", 0.05),
+    Place("omniglot-rotation", "omniglot-rotation", 1.0, "lenet-large"),
+    Place("five-alexnet", "five@subset", 1.0, "alexnet"),
+    Place("tinyimagenet-40-resnet18", "tinyimagenet-40@subset", 1.0, "resnet18"),
+    Place("iru", "pmnist-20", 1.0, "mlp"),
+    Place("iru", "cifar100-20", 1.0, "mlp"),
+)
+"""Where methods are compared. Those that have no records yet are left out."""
+ORDERED = ("cifar100-split-5", "cifar100-split-25", "cifar100-superclass-5")
+"""Folders with enough methods to hold their order against the paper's."""
+TUNED = {
+    "apd": ("l1",),
+    "apdfix": ("l1",),
+    "ewc": ("strength",),
+    "iru": ("r1", "r2"),
+    "l2": ("strength",),
+    "wsn": ("share",),
+}
+"""By method, the settings that validation data were asked for."""
+ABLATED = {
+    "halrp-official": ("rate",),
+    "lrp": ("rank",),
+    "random-lrp": ("rate",),
+    "scales": (),
+    "halrp-budget": ("view",),
+    "halrp-whitened": (),
+}
+WARMED = dict.fromkeys(("halrp-official", "halrp-budget"), ("warm_up",))
+USUAL = {"l1": 1e-4, "l2": 1e-4}
+"""The penalties with which the warm-up is varied."""
+SIZED = ("halrp-budget", "halrp-official", "wsn", "bmkp", "be", "clr", "stl")
+"""Methods whose accuracy is held against their bytes."""
+DOCUMENTS = ("README.md", "docs/results.md", *(f"docs/methods/{name}.md" for name in NINE))
+
+
+def parts(root: Path) -> dict[str, Callable[[], str]]:
+    """Every generated part that there are records for, by name."""
+    split, quarter = root / "cifar100-split-5", root / "cifar100-split-25"
+    benchmarks = root / "benchmarks"
+    places = [place for place in PLACES if (root / place.folder).exists()]
+    found: dict[str, Callable[[], str]] = {
+        "main": partial(main_table, MAIN, root),
+        "demo": partial(demo_table, root / "demo"),
+        "orders": partial(orders_table, root / "cifar100-split-orders"),
+        "train-step": partial(ratios_table, benchmarks / "train_step.json", "training step"),
+        "mixed-batch": partial(ratios_table, benchmarks / "mixed_batch.json", "mixed batch"),
+        "many-tasks": partial(ratios_table, benchmarks / "many_tasks.json", "last five of 50 tasks to tasks 2 – 6"),
+        "batches": partial(ratios_table, benchmarks / "batches.json", "batches of 128 images"),
+        "overhead": partial(ratios_table, benchmarks / "lab_overhead.json", "three tasks, LeNet"),
+        "decoding": partial(decoding_table, benchmarks / "decode.json"),
+        "times": partial(times_table, benchmarks / "time_per_task.json"),
+        "statistics": partial(statistics_table, root / "statistics", split, root / "cifar100-superclass-5"),
+        "settings": partial(settings_table, root / "penalties-cifar100-split", split, varied=TUNED),
+    }
+    if (folder := root / "penalties-cifar100-superclass").exists():
+        superclass = root / "cifar100-superclass-5"
+        found["settings-superclass"] = partial(settings_table, folder, superclass, varied={"l2": ("strength",)})
+    if (folder := root / "penalties-cifar100-20").exists():
+        found["settings-iru"] = partial(settings_table, folder, root / "iru", varied={"iru": TUNED["iru"]})
+    if (folder := root / "frontier-cifar100-split").exists():
+        found["sizes"] = partial(sizes_table, folder, quarter, methods=SIZED)
+    if (folder := root / "ablations-cifar100-split").exists():
+        found["ablations"] = partial(settings_table, folder, quarter, varied=ABLATED)
+    if (folder := root / "ablations-cifar100-split-5").exists():
+        found["warm-up"] = partial(settings_table, folder, split, varied=WARMED, held=USUAL)
+        found["penalties"] = partial(
+            grid_table, folder, split, method="halrp-official", down="l1", across="l2", held={"warm_up": 1}
+        )
+    if (folder := root / "strengths").exists():
+        others = [*(root / place.folder for place in places), root / "ablations-cifar100-split-5"]
+        found["strengths"] = partial(
+            strengths_table, folder, *others, method="halrp-official", setting="l1", held={"l2": 1e-4, "warm_up": 1}
+        )
+    if (folder := root / "omniglot-rotation").exists():
+        found["course"] = partial(course_table, folder)
+    for place in places:
+        name = place.folder if place.folder != "iru" else f"iru-{place.stream}"
+        found[name] = partial(methods_table, place, root)
+        if place.folder in ORDERED:
+            found[f"orderings-{name}"] = partial(orderings, place, root)
+    return found | {f"measured-{name}": partial(method_table, places, root, name) for name in NINE}
+
+
+def drawings(root: Path) -> dict[str, tuple[Drawing, str]]:
+    """Every generated figure, by its file: what is drawn, and its title."""
+    main = aggregate.load([root / MAIN.folder]).records
+    sized = aggregate.load([root / "cifar100-split-25", root / "frontier-cifar100-split"]).records
+    sized = [one for one in sized if one["cell"].get("order", "A") == "A" and one["cell"]["method"] != "finetune"]
+    found = {}
+    for path, build, records in (
+        ("docs/figures/accuracy.svg", final_accuracy, main),
+        ("docs/figures/frontier.svg", frontier, sized),
+    ):
+        figure = build(Grouped.of(records))
+        assert figure is not None, f"{path}: the records have nothing to draw"
+        label, drawing = next(iter(figure.drawings.items()))
+        found[path] = drawing, f"{figure.title}: {label}"
+    return found
+
+
+def checksum(drawing: Drawing, title: str) -> str:
+    """The last line of a figure's file."""
+    return f"<!-- shows {hashlib.sha256(repr((drawing, title)).encode()).hexdigest()} -->\n"
+
+
+def filled(text: str, parts: dict[str, Callable[[], str]]) -> str:
+    """A document with every part between its comments written anew."""
+
+    def write(found: re.Match[str]) -> str:
+        return f"{found[1]}\n{parts[found[2]]()}\n{found[3]}"
+
+    return re.sub(r"(<!-- begin ([\w-]+) -->)\n.*?(<!-- end \2 -->)", write, text, flags=re.DOTALL)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Write the documents, or check them."""
+    parser = argparse.ArgumentParser(
+        prog="python -m halrp.lab.report.documents", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("--root", type=Path, default=Path(), help="the folder of the project")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a document is stale")
+    options = parser.parse_args(arguments)
+    made, stale = parts(options.root / "results"), []
+    for path in (options.root / name for name in DOCUMENTS):
+        old = path.read_text("utf-8")
+        new = filled(old, made)
+        if new != old:
+            stale.append(str(path))
+            if not options.check:
+                path.write_text(new, "utf-8")
+    for name, (drawing, title) in drawings(options.root / "results").items():
+        path = options.root / name
+        mark = checksum(drawing, title)
+        if path.exists() and path.read_text("utf-8").endswith(mark):
+            continue
+        stale.append(str(path))
+        if not options.check:
+            atomic.write(path, drawn(drawing, ".svg", title) + mark.encode())
+    if stale and options.check:
+        sys.exit(f"stale: {', '.join(stale)}; run: python -m halrp.lab.report.documents")
+    print(f"wrote {', '.join(stale)}" if stale else "the documents are what the records say")

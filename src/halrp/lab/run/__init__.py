@@ -1,0 +1,1 @@
+"""Running cells: configurations, sweeps, engines and progress."""

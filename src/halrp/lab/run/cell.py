@@ -1,0 +1,135 @@
+"""A cell: one run of a method on a stream, described by a configuration that is checked before anything runs.
+
+Its name ends in a hash of what it is made of. Values that are the default are left out of the hash, so that a new
+setting with a default does not rename the cells of yesterday; a record says all values, defaults included.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+from torch import nn
+
+from halrp import Recipe, seeding
+from halrp.errors import SettingError
+from halrp.lab import backbones, methods, streams
+from halrp.lab.names import nearest
+from halrp.provenance import describe
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one run is made of."""
+
+    method: str
+    stream: str
+    backbone: str
+    order: str = "A"
+    seed: int = 0
+    fraction: float = 1.0
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Settings of the method that differ from its defaults."""
+    recipe: dict[str, Any] = field(default_factory=dict)
+    """Settings of `Recipe` that differ from its defaults; `epochs` is one of them."""
+    network: dict[str, Any] = field(default_factory=dict)
+    """Settings of the backbone that differ from its defaults."""
+    tasks: int | None = None
+    """Learn only so many tasks of the stream; None means all."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run, before anything is."""
+        streams.identities(self.stream, self.order)
+        nearest("backbone", self.backbone, backbones.BACKBONES)
+        for name, good, remedy in (
+            ("seed", _whole(self.seed) and 0 <= self.seed < 2**31, "a whole number of at least 0"),
+            ("fraction", _number(self.fraction) and 0 < self.fraction <= 1, "a share above 0 and at most 1"),
+            ("tasks", self.tasks is None or (_whole(self.tasks) and self.tasks >= 1), "a whole number of at least 1"),
+        ):
+            if not good:
+                raise SettingError(f"{name}={getattr(self, name)!r} of a cell is out of range; give {remedy}")
+        self.make_recipe()
+        methods.settings_of(self.method, self.settings)
+        self.make_method(methods.Context(_unbuilt, self.make_recipe()))
+
+    @staticmethod
+    def of(values: Mapping[str, Any]) -> Cell:
+        """A cell from a mapping, such as a table of a TOML file; an unknown key is an error with the nearest one."""
+        known = [f.name for f in dataclasses.fields(Cell)]
+        for key in values:
+            nearest("entry of a cell", key, known)
+        for key in ("method", "stream", "backbone"):
+            if key not in values:
+                raise SettingError(f"a cell needs a {key}; there is none in {dict(values)}")
+        return Cell(**values)
+
+    @cached_property
+    def name(self) -> str:
+        """A file name that says what the cell is, with a hash of everything it is made of."""
+        digest = format(seeding.seed_of(json.dumps(self.canonical(), sort_keys=True)) % 16**8, "08x")
+        share = f"{100 * self.fraction:g}"
+        order = self.order if len(self.order) <= 12 else "listed"
+        return f"{self.stream}-{self.backbone}-{share}-{self.method}-{order}{self.seed}-{digest}"
+
+    def canonical(self) -> dict[str, Any]:
+        """The configuration without what is the default."""
+        values = {name: getattr(self, name) for name in _EMPTY}
+        defaults = methods.METHODS[self.method].settings()
+        values["settings"] = {k: _like(defaults[k], v) for k, v in self.settings.items() if defaults[k] != v}
+        values["network"] = dict(self.network)
+        values["recipe"] = {k: _like(_RECIPE[k], v) for k, v in self.recipe.items() if _RECIPE[k] != v}
+        return {k: v for k, v in values.items() if v != _EMPTY[k]}
+
+    def resolved(self) -> dict[str, Any]:
+        """The configuration with every default written out."""
+        settings = methods.settings_of(self.method, self.settings)
+        return asdict(self) | {"settings": describe_all(settings), "recipe": describe(self.make_recipe())}
+
+    def make_recipe(self) -> Recipe:
+        """The recipe of the run."""
+        known = [f.name for f in dataclasses.fields(Recipe)]
+        for key in self.recipe:
+            nearest("setting of a recipe", key, known)
+        try:
+            return Recipe(**self.recipe)
+        except TypeError as error:
+            raise SettingError(f"recipe {self.recipe} of a cell has a value of the wrong kind: {error}") from error
+
+    def make_method(self, context: methods.Context) -> methods.Method:
+        """The method of the run, which has learned nothing."""
+        try:
+            return methods.make(self.method, context, **self.settings)
+        except (TypeError, ValueError) as error:
+            if isinstance(error, SettingError):
+                raise
+            raise SettingError(f"method {self.method!r} does not take {self.settings}: {error}") from error
+
+
+_RECIPE = asdict(Recipe())
+_EMPTY = {f.name: f.default for f in dataclasses.fields(Cell)} | {"settings": {}, "recipe": {}, "network": {}}
+
+
+def describe_all(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as plain JSON."""
+    return {name: describe(value) for name, value in values.items()}
+
+
+def _unbuilt(classes: int, seed: int) -> nn.Module:
+    raise AssertionError("a method builds a network only when it learns")
+
+
+def _like(default: Any, value: Any) -> Any:
+    """A whole number as a float where the default is one: 10 and 10.0 are the same setting."""
+    return float(value) if isinstance(default, float) and _whole(value) else value
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

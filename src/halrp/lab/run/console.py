@@ -1,0 +1,134 @@
+"""One cell in this process, while someone looks: a bar, a line for each task, and a table at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from halrp.errors import HalrpError, SettingError
+from halrp.lab.records import metrics
+from halrp.lab.run import runner
+from halrp.lab.run.cell import Cell
+from halrp.lab.run.engines import row_event, warm_up
+from halrp.lab.run.progress import duration
+from halrp.lab.run.tensorboard import EventFile
+from halrp.training.loop import Progress as Told
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that is not there."""
+    try:
+        torch.zeros(1, device=torch.device(device))
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise SettingError(f"--device {device!r} cannot be used here: {reason}") from error
+
+
+def run(
+    cell: Cell, tasks: int, folder: Path, data: Path | None, device: str, threads: int, tensorboard: Path | None
+) -> None:
+    """Run a cell and print what it tells."""
+    events = None if tensorboard is None else EventFile(tensorboard, cell)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    console = Console()
+    typer.echo(cell.name)
+
+    def on_row(row: runner.Row) -> None:
+        if events is not None:
+            events.row(row)
+        told = row_event(cell.name, row)
+        mine = row["test"][-1]
+        accuracy = "waits for the last task" if mine is None else f"accuracy {mine:6.1%}, average {told.accuracy:6.1%}"
+        size = f", {row['bytes']:,} bytes" if "bytes" in row else ""
+        number = f"{row['position'] + 1:>{len(str(tasks))}} of {tasks}"
+        console.print(f"task {number}  {row['task']}: {accuracy}{size}, {row['seconds']:.1f} s", markup=False)
+
+    try:
+        warm_up()
+        with _bar(console, cell, tasks) if console.is_terminal else nullcontext() as bar:
+
+            def progress(event: Told) -> None:
+                if bar is not None:
+                    bar.tell(event)
+                if events is not None:
+                    events.progress(event)
+
+            def finished(row: runner.Row) -> None:
+                on_row(row)
+                if bar is not None:
+                    bar.row(row)
+
+            runner.execute(cell, folder, data=data, device=device, progress=progress, on_row=finished)
+    except KeyboardInterrupt:
+        typer.echo("stopped; the same command goes on after the last task that was learned", err=True)
+        raise
+    finally:
+        torch.set_num_threads(before)
+        if events is not None:
+            events.close()
+
+
+class _Rate(ProgressColumn):
+    """Epochs per second, or seconds per epoch."""
+
+    def render(self, task: Task) -> Text:
+        """The rate of the last half minute."""
+        if not task.speed:
+            return Text("")
+        return Text(f"{task.speed:.1f} epochs/s" if task.speed >= 1 else f"{1 / task.speed:.1f} s/epoch")
+
+
+class _Bar:
+    """Moves by epochs. Epochs of trials that a task repeats are not counted twice."""
+
+    def __init__(self, progress: Progress, cell: Cell, tasks: int) -> None:
+        self.progress, self.tasks = progress, tasks
+        self.epochs = cell.make_recipe().epochs
+        self.position, self.stages = 0, dict[str, float]()
+        self.task = progress.add_task("", total=tasks * self.epochs)
+
+    def tell(self, event: Told) -> None:
+        self.stages[event.stage] = event.epoch + event.step / max(1, event.steps)
+        done = self.position * self.epochs + min(self.epochs, sum(self.stages.values()))
+        doing = f"task {self.position + 1} of {self.tasks}, {event.stage}"
+        self.progress.update(self.task, completed=done, description=doing)
+
+    def row(self, row: runner.Row) -> None:
+        self.position, self.stages = row["position"] + 1, {}
+        self.progress.update(self.task, completed=self.position * self.epochs)
+
+
+@contextmanager
+def _bar(console: Console, cell: Cell, tasks: int) -> Iterator[_Bar]:
+    columns = (TextColumn("{task.description}"), BarColumn(), _Rate(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield _Bar(progress, cell, tasks)
+
+
+def show(record: runner.Record, path: Path) -> None:
+    """Print a record's summary."""
+    rows = record["rows"]
+    a = metrics.accuracy_matrix(rows)
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_row("average accuracy", f"{metrics.average_accuracy(a):.2f} %")
+    try:
+        table.add_row("backward transfer", f"{metrics.backward_transfer(a):+.2f}")
+    except HalrpError:
+        table.add_row("backward transfer", "none: tasks were learned together, or there is one")
+    last = rows[-1]
+    table.add_row("stored", f"{last['bytes']:,} bytes, {last['parameters']:,} parameters")
+    table.add_row("time", duration(sum(row["seconds"] for row in rows)))
+    table.add_row("record", escape(str(path)))
+    console = Console(soft_wrap=True)
+    console.print()
+    console.print(table)

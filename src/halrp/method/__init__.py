@@ -1,0 +1,1 @@
+"""The choices of the method: scales, decomposition, importance, allocation, compression, and their presets."""

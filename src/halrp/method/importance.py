@@ -1,0 +1,180 @@
+"""What an error in each layer costs the loss: the Hessian part of the method.
+
+A local optimum has zero gradient, so dropping a part Δ of a weight costs about ½·Δᵀ H Δ (paper, Theorem 1). The
+Hessian is replaced by the empirical Fisher, the second moment of the gradient, and that by less and less:
+
+- `curvature` keeps two matrices per layer, A ⊗ G (Kronecker factors: input and output-gradient second moments);
+- `MeanSquare` keeps one number per layer, the mean diagonal entry of the Fisher, as the released code does;
+- `GradientNorm` keeps ‖g‖² of the whole gradient, as the paper's equations do.
+
+All run the network in evaluation mode on true labels, at the weights that warm-up found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from halrp.training.batches import Data
+
+
+@dataclass(frozen=True)
+class GradientNorm:
+    """Paper: h_l = ‖g_l‖², with g_l the gradient of the mean loss over all the data; a sum over elements."""
+
+    counts_kernel: ClassVar[bool] = False
+    """Whether a kernel-mean component, repeated at K positions, is charged K times."""
+
+    def __call__(self, module: nn.Module, weights: Mapping[str, Tensor], data: Data, batch: int) -> dict[str, Tensor]:
+        """Return a scalar tensor for each weight."""
+        total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+        for gradients, size in _gradients(module, weights, data, batch):
+            for name, gradient in gradients.items():
+                total[name] += gradient * (size / data.examples)
+        return {name: gradient.square().sum() for name, gradient in total.items()}
+
+
+@dataclass(frozen=True)
+class MeanSquare:
+    """Released code: h_l = mean over batches b of |b| · mean over elements of g_{l,b}².
+
+    A batch's gradient averages |b| nearly independent ones, so |b|·g² estimates the square of a single example's:
+    h_l is the mean diagonal entry of the empirical Fisher, and h_l·‖Δ‖² the predicted loss of an isotropic error.
+    """
+
+    counts_kernel: ClassVar[bool] = True
+
+    def __call__(self, module: nn.Module, weights: Mapping[str, Tensor], data: Data, batch: int) -> dict[str, Tensor]:
+        """Return a scalar tensor for each weight."""
+        total = {name: torch.zeros((), device=w.device, dtype=w.dtype) for name, w in weights.items()}
+        count = 0
+        for gradients, size in _gradients(module, weights, data, batch):
+            count += 1
+            for name, gradient in gradients.items():
+                total[name] += size * gradient.square().mean()
+        return {name: value / count for name, value in total.items()}
+
+
+class Curvature(NamedTuple):
+    """Kronecker factors of a layer's Fisher: loss of an error E (J, I·K) is predicted as tr(G E A Eᵀ)."""
+
+    A: Tensor
+    """(I·K, I·K): Σ over positions of a aᵀ, mean over examples; a is the input patch that meets the kernel."""
+    G: Tensor
+    """(J, J): mean over positions and examples of g gᵀ; g is the gradient of an example's loss at the output."""
+
+    def for_view(self, view: str, columns: int) -> Curvature:
+        """The factors for a residual of so many columns: kernel-mean errors meet the sum over the window."""
+        if view == "full" or self.A.shape[0] == columns:
+            return self
+        kernel = self.A.shape[0] // columns
+        return Curvature(self.A.reshape(columns, kernel, columns, kernel).sum(dim=(1, 3)), self.G)
+
+
+def curvature(module: nn.Module, weights: Mapping[str, Tensor], data: Data, batch: int) -> dict[str, Curvature]:
+    """Collect Kronecker factors for the linear layers and ungrouped convolutions among `weights`.
+
+    Other weights (grouped, three-dimensional, packed, recurrent) are left out and use a scalar importance. A layer
+    that is called several times, and layers that share a weight, sum over their calls, as if each call were a position.
+    """
+    layers = {
+        name: [layer for layer in module.modules() if any(own is weight for own in layer.parameters(recurse=False))]
+        for name, weight in weights.items()
+    }
+    moments: dict[str, _Moments] = {}
+    with ExitStack() as hooks:
+        for name, holders in layers.items():
+            if all(_supported(layer, weights[name]) for layer in holders):
+                moments[name] = _Moments()
+                for layer in holders:
+                    hooks.callback(layer.register_forward_hook(_record(moments[name]), with_kwargs=True).remove)
+        for _, size in _gradients(module, weights, data, batch):
+            for moment in moments.values():
+                moment.end_batch(size)
+    return {name: moment.factors() for name, moment in moments.items() if moment.positions > 0}
+
+
+def _supported(layer: nn.Module, weight: Tensor) -> bool:
+    known = type(layer) in (nn.Linear, nn.Conv1d, nn.Conv2d) and getattr(layer, "groups", 1) == 1
+    return known and layer.weight is weight
+
+
+class _Moments:
+    """Sums of a aᵀ and g gᵀ of one weight; gradients wait for the end of a batch to learn its size."""
+
+    def __init__(self) -> None:
+        self.a: Tensor | float = 0.0
+        self.g: Tensor | float = 0.0
+        self.waiting: Tensor | float = 0.0
+        self.examples = 0
+        self.positions = 0
+
+    def add_inputs(self, rows: Tensor) -> None:
+        self.a = self.a + rows.T @ rows
+
+    def add_gradients(self, rows: Tensor) -> None:
+        self.waiting = self.waiting + rows.T @ rows
+        self.positions += rows.shape[0]
+
+    def end_batch(self, size: int) -> None:
+        # The loss is a mean over the batch: an example's own gradient is `size` times as large.
+        self.g, self.waiting = self.g + self.waiting * size**2, 0.0
+        self.examples += size
+
+    def factors(self) -> Curvature:
+        return Curvature(torch.as_tensor(self.a / self.examples), torch.as_tensor(self.g / self.positions))
+
+
+def _record(moments: _Moments) -> Any:
+    """A forward hook that adds a layer's inputs, and its output gradients once they are known."""
+
+    def hook(layer: nn.Module, inputs: tuple[Tensor, ...], named: Mapping[str, Tensor], output: Tensor) -> None:
+        if not output.requires_grad:  # the model itself keeps this call out of its gradient
+            return
+        moments.add_inputs(_patches(layer, (inputs[0] if inputs else named["input"]).detach()))
+        channel = -1 if isinstance(layer, nn.Linear) else 1 - cast(Tensor, layer.weight).dim()
+        output.register_hook(lambda g: moments.add_gradients(g.movedim(channel, -1).reshape(-1, g.shape[channel])))
+
+    return hook
+
+
+def _patches(layer: nn.Module, x: Tensor) -> Tensor:
+    """The inputs that meet the kernel, one row per example and position: (N·L, I·K)."""
+    if isinstance(layer, nn.Linear):
+        return x.reshape(-1, x.shape[-1])
+    conv: Any = layer
+    if conv.padding_mode != "zeros" or isinstance(conv.padding, str):
+        x = F.pad(
+            x, conv._reversed_padding_repeated_twice, "constant" if conv.padding_mode == "zeros" else conv.padding_mode
+        )
+        padding: tuple[int, ...] = (0,) * len(conv.kernel_size)
+    else:
+        padding = conv.padding
+    settings = [tuple(v) for v in (conv.kernel_size, conv.dilation, padding, conv.stride)]
+    if isinstance(layer, nn.Conv1d):
+        x, settings = x.unsqueeze(-2), [(1 if i != 2 else 0, *v) for i, v in enumerate(settings)]
+    kernel, dilation, pad, stride = settings
+    unfolded = F.unfold(x, kernel, dilation, pad, stride)
+    return unfolded.movedim(-2, -1).reshape(-1, unfolded.shape[-2])
+
+
+def _gradients(module: nn.Module, weights: Mapping[str, Tensor], data: Data, batch: int) -> Any:
+    """Yield the gradients of each batch's mean cross-entropy and the batch's size."""
+    names = list(weights)
+    for x, y in data.batches(batch, None):
+        with _differentiable(module):
+            loss = F.cross_entropy(module(x), y)
+            found = torch.autograd.grad(loss, [weights[name] for name in names], allow_unused=True)
+        yield {n: g for n, g in zip(names, found, strict=True) if g is not None}, y.shape[0]
+
+
+def _differentiable(module: nn.Module) -> AbstractContextManager[None]:
+    """A context in which a module in evaluation mode has gradients: cuDNN's recurrent layers refuse them."""
+    recurrent = any(isinstance(layer, nn.RNNBase) for layer in module.modules())
+    return torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()

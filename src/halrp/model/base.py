@@ -1,0 +1,156 @@
+"""The frozen network that every task stands on, and the networks that are made of it.
+
+A `Base` is a module, the plan of what happens to its parameters, and a fingerprint. It makes trainable copies, tells
+what of a trained copy a task owns, and puts a task's delta back on top of itself. It never changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from halrp import seeding
+from halrp.errors import HeadError, ModelError
+from halrp.method.budget import Size
+from halrp.model import views
+from halrp.model.delta import Delta
+from halrp.model.layers.rules import Factors
+from halrp.model.plan import BATCH_NORMS, Plan
+
+
+class Base:
+    """A frozen module with its plan."""
+
+    def __init__(self, module: nn.Module, plan: Plan, channels_last: bool) -> None:
+        """Freeze a module that nobody else holds, in place."""
+        module.zero_grad(set_to_none=True)
+        self.module = formatted(module, channels_last).requires_grad_(False).eval()
+        self.plan = plan
+        self.channels_last = channels_last
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The name of exactly these weights and buffers."""
+        return seeding.fingerprint(self.tensors)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Every parameter and buffer, by its first name."""
+        return {n: t.detach() for n, t in (*self.module.named_parameters(), *self.module.named_buffers())}
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters, with the head the base was trained with."""
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
+    @property
+    def size(self) -> Size:
+        """Numbers and bytes of parameters and buffers."""
+        tensors = self.tensors.values()
+        return Size(sum(t.numel() for t in tensors), sum(t.numel() * t.element_size() for t in tensors))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the base lies; tasks follow it."""
+        return next(self.module.parameters()).device
+
+    @property
+    def has_batch_norm(self) -> bool:
+        """Whether a batch of one example cannot be trained on."""
+        return any(isinstance(module, BATCH_NORMS) for module in self.module.modules())
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights that tasks adapt."""
+        adapted = self.plan.named("adapted")
+        return {n: p.detach() for n, p in self.module.named_parameters() if n in adapted}
+
+    def trainable(self, classes: int, *names: object) -> nn.Module:
+        """A copy with a new head, to be trained without constraint; the head is drawn from `names`."""
+        with seeding.isolated(*names, "head", device=self.device):
+            net = views.trainable_copy(self.module, self.plan, classes)
+        return formatted(net, self.channels_last)
+
+    def owned_by(self, net: nn.Module) -> dict[str, Tensor]:
+        """Copies of all that a task owns in its network besides adapted weights: parameters, head, buffers."""
+        ours = self.plan.named("owned")
+        owned = {n: p.detach().clone() for n, p in net.named_parameters() if n in ours or self.plan.role(n) == "head"}
+        return owned | self.changed_buffers(net)
+
+    def changed_buffers(self, net: nn.Module) -> dict[str, Tensor]:
+        """Copies of the buffers in which a network differs from the base; the others are shared."""
+        old = dict(self.module.named_buffers())
+        return {
+            n: b.detach().clone()
+            for n, b in net.named_buffers()
+            if n in old and (b.shape != old[n].shape or not torch.equal(b, old[n]))
+        }
+
+    def tuning_view(self, factors: Mapping[str, Factors], owned: Mapping[str, Tensor], classes: int) -> nn.Module:
+        """A network over the frozen base in which the given parameters train; buffers are private."""
+        return views.task_view(self.module, self.plan, factors, owned, classes, private_buffers=True)
+
+    def view(self, delta: Delta | None) -> nn.Module:
+        """A task as a module that shares the base's tensors; None, or a delta that owns nothing, is the base."""
+        if delta is None or not delta.owned:
+            return views.shared_copy(self.module).eval()
+        return views.task_view(self.module, self.plan, delta.factors, delta.owned, delta.classes)
+
+    def merged(self, delta: Delta | None) -> nn.Module:
+        """A task as a plain module of the model's own classes that shares nothing."""
+        if delta is None or not delta.owned:
+            return views.clone(self.module).eval()
+        return views.merged_copy(self.module, self.plan, delta.factors, delta.owned, delta.classes)
+
+    def arranged(self, x: Tensor) -> Tensor:
+        """Inputs on the base's device, in the memory format in which its convolutions are fastest."""
+        x = x.to(self.device)
+        return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.dim() == 4 else x
+
+
+def check_outputs(net: nn.Module, x: Tensor, classes: int, head: str, task: str) -> None:
+    """Show that a network gives one logit per class and writes to no buffer when it is only used."""
+    buffers = [(n, b, b._version) for n, b in net.named_buffers()]
+    try:
+        with evaluating(net), torch.no_grad():
+            logits = net(x)
+    except (RuntimeError, IndexError) as error:
+        raise ModelError(
+            f"{task}: with a head of {classes} classes at {head!r} the model fails on inputs of shape "
+            f"{tuple(x.shape)} and type {x.dtype} ({error}); check the inputs, and that {head!r} is the "
+            "layer that makes the logits"
+        ) from error
+    written = [n for n, b, version in buffers if b._version != version]
+    if written:
+        raise ModelError(
+            f"{', '.join(written)}: the model writes to this buffer in evaluation mode, so using one task would "
+            "change the others; write to it only if self.training"
+        )
+    got = f"outputs of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+    if not isinstance(logits, Tensor) or logits.shape != (x.shape[0], classes):
+        raise HeadError(
+            f"{task}: with a head of {classes} classes at {head!r} the model gives {got}, not a tensor of "
+            f"shape {(x.shape[0], classes)}; name the layer that makes the logits with Learner(..., head=...)"
+        )
+
+
+def formatted(net: nn.Module, channels_last: bool) -> nn.Module:
+    """Lay four-dimensional tensors out with channels last, in place."""
+    if channels_last:
+        for tensor in (*net.parameters(), *net.buffers()):
+            if tensor.dim() == 4:
+                tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+    return net
+
+
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """Evaluate a network of ours for a while, then let it train again."""
+    net.eval()
+    try:
+        yield
+    finally:
+        net.train()

@@ -1,0 +1,140 @@
+"""A task as an `nn.Module` that shares the base's tensors, and as one that shares nothing.
+
+A view is a copy of the model's tree of modules whose parameters and buffers *are* the base's tensors; then the task's
+own tensors and adapted layers are put in their places. Building one costs no memory beyond the delta. Nothing in a
+view that is evaluated writes to the base.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from halrp.errors import ModelError
+from halrp.model.layers.rules import Factors, Merged, adapt, adapt_merged, new_head
+from halrp.model.plan import Plan
+
+
+def clone(model: nn.Module, share: Mapping[int, Tensor] | None = None) -> nn.Module:
+    """Copy a model; tensors whose id is in `share` are used as they are.
+
+    Tensors that a forward pass left in attributes (kept activations, attention maps) belong to a graph that cannot be
+    copied; the copy has their values.
+    """
+    kept = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+    memo: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in kept if not tensor.is_leaf}
+    try:
+        return copy.deepcopy(model, memo | dict(share or {}))
+    except Exception as error:
+        raise ModelError(
+            f"the model cannot be copied ({type(error).__name__}: {error}); it must support copy.deepcopy"
+        ) from error
+
+
+def shared_copy(model: nn.Module) -> nn.Module:
+    """Copy a model's tree of modules; every parameter and buffer is the model's own tensor."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return clone(model, {id(tensor): tensor for tensor in tensors})
+
+
+def trainable_copy(base: nn.Module, plan: Plan, classes: int) -> nn.Module:
+    """Copy the base with a new head, for training without constraint. Shared parameters stay frozen and shared.
+
+    The head is drawn from the global generator; callers isolate it.
+    """
+    share = {id(p): p for name, p in base.named_parameters() if plan.treatments[name].kind == "shared"}
+    net = clone(base, share)
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad_(plan.treatments[name].kind != "shared")
+    replace_module(net, plan.head, new_head(base.get_submodule(plan.head), classes))
+    return net
+
+
+def task_view(
+    base: nn.Module,
+    plan: Plan,
+    factors: Mapping[str, Factors],
+    owned: Mapping[str, Tensor],
+    classes: int | None = None,
+    private_buffers: bool = False,
+) -> nn.Module:
+    """Build a task's module over the base from its factors and owned tensors, which are used as they are.
+
+    With `classes` the head is replaced by one of that width before the owned tensors are set. With
+    `private_buffers` buffers are copied, so that training may write to them.
+    """
+    net = shared_copy(base)
+    if private_buffers:
+        copies: dict[int, Tensor] = {}
+        for name, buffer in list(net.named_buffers(remove_duplicate=False)):
+            set_tensor(net, name, copies.setdefault(id(buffer), buffer.clone()))
+    if classes is not None:
+        fresh = new_head(base.get_submodule(plan.head), classes, torch.device("meta"))
+        replace_module(net, plan.head, fresh)
+    held = _buffer_places(base)
+    for name, tensor in owned.items():
+        treatment = plan.treatments.get(name)
+        if treatment is not None and not isinstance(tensor, nn.Parameter):
+            tensor = nn.Parameter(tensor, requires_grad=False)  # one object, so that tied places stay tied
+        for place in treatment.places if treatment is not None else held.get(name, (name,)):
+            set_tensor(net, place, tensor)
+    for name, part in factors.items():
+        treatment = plan.treatments[name]
+        if treatment.by_rule:
+            adapt(net.get_submodule(name.rpartition(".")[0]), part)
+            continue
+        merged = Merged(part)
+        seen: set[tuple[int, str]] = set()
+        for place in treatment.places:
+            path, _, leaf = place.rpartition(".")
+            layer = net.get_submodule(path)
+            if (id(layer), leaf) not in seen:
+                seen.add((id(layer), leaf))
+                adapt_merged(layer, leaf, merged)
+    return net.eval()
+
+
+def merged_copy(
+    base: nn.Module, plan: Plan, factors: Mapping[str, Factors], owned: Mapping[str, Tensor], classes: int
+) -> nn.Module:
+    """A plain module with merged weights: the classes of the user's own model, sharing nothing with the base."""
+    weights = dict(base.named_parameters())
+    merged = {name: part.merged(weights[name].detach()) for name, part in factors.items()}
+    return clone(task_view(base, plan, {}, {**owned, **merged}, classes)).eval()
+
+
+def _buffer_places(net: nn.Module) -> dict[str, list[str]]:
+    """Every name under which a model holds a buffer, by the first."""
+    places: dict[int, list[str]] = {}
+    for name, buffer in net.named_buffers(remove_duplicate=False):
+        places.setdefault(id(buffer), []).append(name)
+    return {names[0]: names for names in places.values()}
+
+
+def replace_module(net: nn.Module, path: str, module: nn.Module) -> None:
+    """Put a module in the place of another, wherever the tree holds it."""
+    old = net.get_submodule(path)
+    for parent in list(net.modules()):
+        for name, child in list(parent._modules.items()):
+            if child is old:
+                setattr(parent, name, module)
+
+
+def set_tensor(net: nn.Module, name: str, tensor: Tensor) -> None:
+    """Put a tensor in the place of a parameter (keeping it one) or a buffer."""
+    path, _, leaf = name.rpartition(".")
+    owner = net.get_submodule(path)
+    if leaf in owner._parameters and not isinstance(tensor, nn.Parameter):
+        tensor = nn.Parameter(tensor, requires_grad=False)
+    setattr(owner, leaf, tensor)
+
+
+def get_tensor(net: nn.Module, name: str) -> Tensor:
+    """The parameter or buffer of a name."""
+    path, _, leaf = name.rpartition(".")
+    tensor: Tensor = getattr(net.get_submodule(path), leaf)
+    return tensor

@@ -1,0 +1,1 @@
+"""Predictions for the tasks of one base."""

@@ -1,0 +1,55 @@
+"""Logits of the tasks of one base: `Predictor`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from halrp.errors import DataError, UnknownTaskError
+from halrp.model.base import Base
+from halrp.model.delta import Delta
+from halrp.model.mixed import MixedModule, logits_of, sizes_of
+
+
+class Predictor:
+    """Tasks as functions of inputs. What is built for a call is kept for the next one."""
+
+    def __init__(self, base: Base, tasks: Mapping[str, Delta], before: Predictor | None = None) -> None:
+        """Take a base and its tasks; from the predictor `before` it, what stands for the very same tasks is kept."""
+        self._base, self._tasks = base, tasks
+        self._mixed: MixedModule | None = None
+        self._modules: dict[str | None, nn.Module] = {}
+        if before is not None:
+            same = {name for name, delta in tasks.items() if before._tasks.get(name) is delta}
+            self._modules |= {name: module for name, module in before._modules.items() if name in same}
+
+    def delta(self, task: str | None) -> Delta | None:
+        """What a task owns; None for the base's own."""
+        if task is None:
+            return None
+        if task not in self._tasks:
+            known = ", ".join(map(repr, self._tasks)) or "none yet"
+            raise UnknownTaskError(f"no task named {task!r} has been learned; learned: {known}")
+        return self._tasks[task]
+
+    def one(self, x: Tensor, task: str | None, batch: int) -> Tensor:
+        """Logits (N, classes) of x (N, ...) for one task."""
+        if task not in self._modules:
+            self._modules[task] = self._base.view(self.delta(task))
+        module = self._modules[task]
+        return torch.cat([logits_of(module, rows, task) for rows in x.split(sizes_of(module, len(x), batch))])
+
+    def mixed(self, x: Tensor, tasks: Sequence[str | None], batch: int) -> Tensor:
+        """Logits of x (N, ...) for the task of each row, as wide as the widest of them, (N, classes)."""
+        if len(tasks) != x.shape[0]:
+            raise DataError(f"predict: {len(tasks)} tasks for {x.shape[0]} rows; name one for each row")
+        for name in dict.fromkeys(tasks):
+            self.delta(name)
+        names = [None, *self._tasks]
+        if self._mixed is None:
+            self._mixed = MixedModule(self._base.module, self._base.plan, [self.delta(name) for name in names])
+        position = {name: index for index, name in enumerate(names)}
+        rows = torch.tensor([position[name] for name in tasks], device=x.device)
+        return self._mixed.batched(x, rows, batch)

@@ -1,0 +1,1 @@
+"""Tasks on disk: atomic files, the task file, the manifest and the store."""

@@ -1,0 +1,287 @@
+"""What the library would do with a model, before anything is trained: the first thing to run on a new one.
+
+`explain` tells for every parameter whether a task adapts it, owns it or shares it, and why; what one rank of it costs;
+and what a task costs before it has bought a single rank. That last number is the smallest budget a task can have. A
+model that cannot be learned on is explained too: what is wrong with it stands in rows of their own.
+
+An adapted weight W (J, I, *kernel) has scales r (J,) and s (I,), and each rank is a column of p (J,) and a row of q.
+That row has I entries, or I·K for a convolution that keeps its K kernel positions: two views, two prices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from halrp._version import __version__
+from halrp.errors import SettingError
+from halrp.method.method import Halrp
+from halrp.model import codec
+from halrp.model.codec import PRECISIONS, Precision
+from halrp.model.delta import Delta
+from halrp.model.layers.rules import Factors
+from halrp.model.plan import BATCH_NORMS, NORMS, Plan, Problem, Role, Treatment, examine
+from halrp.provenance import describe
+from halrp.training.loop import Recipe
+
+MODEL = "(model)"
+"""The name of a row about the model as a whole."""
+_NAME = "n" * 40
+"""Stands for the name of a task when the header of its file is measured."""
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+"""Buffers that training a norm layer changes; only batch norms count their batches."""
+_PLURALS = {"weight": "small weights", "bias": "biases", "norm": "norms", "other": "others", "buffer": "buffers"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """What happens to one parameter or buffer, and what it costs a task in bytes."""
+
+    name: str
+    treatment: Literal["adapted", "owned", "shared", "refused"]
+    why: str
+    role: Role | None = None
+    shape: tuple[int, ...] | None = None
+    """None if it is not known yet, or if the row is about the model as a whole."""
+    parameters: int = 0
+    """The number of entries."""
+    rank_bytes: Mapping[str, Mapping[Precision, int]] = field(default_factory=dict)
+    """Of an adapted weight: what one rank costs in each precision, by view: "full", and "mean" for convolutions."""
+    scale_bytes: int = 0
+    """Of an adapted weight: what r and s cost."""
+    fixed_bytes: int = 0
+    """Of an owned tensor: what the private copy costs."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The rows of a model and the sums that follow from them. Print it to read it."""
+
+    rows: tuple[Row, ...]
+    """One for each parameter and buffer, in the model's order; rows about the model as a whole come first."""
+    head: str
+    """The name of the classifier head, or "" if there is none."""
+    precision: Precision
+    """In which precision the printed table counts a rank."""
+    fixed: Mapping[str, int]
+    """Bytes that a task pays before its first rank, by what they pay for; empty if the model is refused.
+
+    "header" is a bound: names, shapes and settings in a task's file, for the default recipe and a name of 40 letters.
+    """
+
+    @property
+    def fixed_bytes(self) -> int | None:
+        """The smallest budget of a task with a head of the present width, or None if the model is refused."""
+        return sum(self.fixed.values()) if self.fixed else None
+
+    @property
+    def refused(self) -> tuple[Row, ...]:
+        """The rows that say why the model cannot be learned on; none if it can."""
+        return tuple(row for row in self.rows if row.treatment == "refused")
+
+    @property
+    def parameters(self) -> int:
+        """The number of the model's parameters."""
+        return sum(row.parameters for row in self.rows if row.role != "buffer")
+
+    @property
+    def class_bytes(self) -> int:
+        """What one class more in the head costs."""
+        head = [row for row in self.rows if row.role == "head" and row.shape]
+        return sum(row.fixed_bytes // row.shape[0] for row in head if row.shape)
+
+    def rank_bytes(self, view: str, precision: Precision) -> int:
+        """What one rank in every adapted weight costs; `view` is "mean" or "full" and is that of convolutions."""
+        return sum(row.rank_bytes.get(view, row.rank_bytes["full"])[precision] for row in self.rows if row.rank_bytes)
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as plain JSON values."""
+        return {
+            "head": self.head,
+            "precision": self.precision,
+            "parameters": self.parameters,
+            "fixed_bytes": self.fixed_bytes,
+            "fixed": dict(self.fixed),
+            "class_bytes": self.class_bytes,
+            "rows": [asdict(row) | {"shape": row.shape and list(row.shape)} for row in self.rows],
+        }
+
+    def __str__(self) -> str:
+        """A table for people, and below it what the numbers mean."""
+        titles = ("parameter", "treatment", "shape", "entries", "bytes a rank", "scales", "fixed", "why")
+        cells = [
+            (
+                row.name,
+                row.treatment,
+                "" if row.shape is None else "×".join(map(str, row.shape)) or "scalar",
+                f"{row.parameters:,}" if row.shape is not None else "",
+                " / ".join(f"{bytes_:,}" for bytes_ in _distinct(row, self.precision)),
+                f"{row.scale_bytes:,}" if row.scale_bytes else "",
+                f"{row.fixed_bytes:,}" if row.fixed_bytes else "",
+                row.why,
+            )
+            for row in self.rows
+        ]
+        return "\n".join([*_table(titles, cells, right=(3, 4, 5, 6)), "", *self._summary()])
+
+    def _summary(self) -> Iterable[str]:
+        if self.refused:
+            yield f"This model cannot be learned on yet: {len(self.refused)} refused, see above."
+            return
+        yield f"Head: {self.head}. Parameters: {self.parameters:,}. Sizes are in bytes, ranks in {self.precision}."
+        if any(len(_distinct(row, self.precision)) > 1 for row in self.rows):
+            yield "Two prices of a rank: with the convolution's kernel averaged / with the whole kernel."
+        for precision in PRECISIONS:
+            mean, full = (self.rank_bytes(view, precision) for view in ("mean", "full"))
+            whole = f", with whole kernels {full:,}" if full != mean else ""
+            yield f"One rank in every adapted weight, {precision}: {mean:,}{whole}."
+        parts = " + ".join(f"{_PLURALS.get(part, part)} {bytes_:,}" for part, bytes_ in self.fixed.items())
+        yield f"Smallest budget of a task: {self.fixed_bytes:,} = {parts}."
+        yield f"Each class more in the head: {self.class_bytes:,}."
+
+
+def explain(model: nn.Module, head: str | None = None, precision: Precision = "float32") -> Explanation:
+    """Tell what would be adapted, owned, shared or refused in a model, why, and what it costs. Nothing is changed.
+
+    `head` names the classifier layer, which is found if it is the last one. `precision` is that of `Halrp.precision`;
+    "float32" stands for the model's own floating type. Models on the "meta" device can be explained.
+    """
+    if precision not in PRECISIONS:
+        raise SettingError(f"precision is {precision!r}; choose one of {', '.join(map(repr, PRECISIONS))}")
+    plan, problems = examine(model, head)
+    if isinstance(model, torch.jit.ScriptModule):
+        rows: tuple[Row, ...] = ()
+    else:
+        rows = (*_parameter_rows(model, plan, problems), *_buffer_rows(model, plan))
+    whole = tuple(Row(MODEL, "refused", str(problem.error)) for problem in problems if not problem.names)
+    fixed = {} if problems else _fixed(model, plan, rows, precision)
+    return Explanation(whole + rows, plan.head, precision, fixed)
+
+
+def _parameter_rows(model: nn.Module, plan: Plan, problems: Sequence[Problem]) -> Iterable[Row]:
+    faults: dict[str, list[str]] = {}
+    for problem in problems:
+        for name in problem.names:
+            faults.setdefault(name, []).append(str(problem.error))
+    for name, parameter in model.named_parameters():
+        if name not in faults:
+            yield _row(plan.treatments[name], parameter.element_size())
+        elif is_lazy(parameter):
+            yield Row(name, "refused", "; ".join(faults[name]))
+        else:
+            shape, entries = tuple(parameter.shape), parameter.numel()
+            yield Row(name, "refused", "; ".join(faults[name]), shape=shape, parameters=entries)
+
+
+def _row(treatment: Treatment, element: int) -> Row:
+    """The row of a parameter that can be treated, whose entries have `element` bytes."""
+    shape = treatment.shape
+    entries = math.prod(shape)
+    common: dict[str, Any] = {
+        "name": treatment.name,
+        "treatment": treatment.kind,
+        "why": treatment.reason,
+        "role": treatment.role,
+        "shape": shape,
+        "parameters": entries,
+    }
+    if treatment.kind == "adapted":
+        columns = {"mean": shape[1]} if treatment.kernel else {}
+        columns["full"] = entries // shape[0]
+        prices = {view: _rank_prices(shape[0], width, element) for view, width in columns.items()}
+        return Row(**common, rank_bytes=prices, scale_bytes=(shape[0] + shape[1]) * element)
+    return Row(**common, fixed_bytes=entries * element if treatment.kind == "owned" else 0)
+
+
+def _rank_prices(rows: int, columns: int, element: int) -> dict[Precision, int]:
+    """What a column of p and a row of q cost together."""
+    return {
+        precision: codec.row_bytes(rows, precision, element) + codec.row_bytes(columns, precision, element)
+        for precision in PRECISIONS
+    }
+
+
+def _buffer_rows(model: nn.Module, plan: Plan) -> Iterable[Row]:
+    owners = dict(model.named_modules())
+    for name, buffer in model.named_buffers():
+        if is_lazy(buffer):
+            continue  # its layer's parameters are refused already
+        path, _, leaf = name.rpartition(".")
+        owner, shape, entries = owners[path], tuple(buffer.shape), buffer.numel()
+        if isinstance(owner, NORMS) and leaf in _STATISTICS[: 3 if isinstance(owner, BATCH_NORMS) else 2]:
+            why = f"statistics of {type(owner).__name__}: training changes them"
+            yield Row(name, "owned", why, plan.role(name), shape, entries, fixed_bytes=entries * buffer.element_size())
+        else:
+            yield Row(
+                name, "shared", "buffer: a task owns a copy only if training changes it", "buffer", shape, entries
+            )
+
+
+def _fixed(model: nn.Module, plan: Plan, rows: Iterable[Row], precision: Precision) -> dict[str, int]:
+    """What a task pays before its first rank: sums over the rows, and the header of its file."""
+    found: dict[str, int] = {}
+    scales = 0
+    for row in rows:
+        scales += row.scale_bytes
+        if row.fixed_bytes and row.role is not None:
+            found[row.role] = found.get(row.role, 0) + row.fixed_bytes
+    return found | {"scales": scales, "header": _header_bytes(model, plan, rows, precision)}
+
+
+def _header_bytes(model: nn.Module, plan: Plan, rows: Iterable[Row], precision: Precision) -> int:
+    """A bound on what is not tensors in a task's file, measured on a task that has bought nothing."""
+    tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+    def ones(name: str, *shape: int) -> Tensor:
+        return torch.ones(shape, dtype=tensors[name].dtype)  # on the CPU, wherever the model lies
+
+    factors, owned = {}, {}
+    for row in rows:
+        shape = row.shape or ()
+        if row.treatment == "adapted":
+            j, i = shape[:2]
+            factors[row.name] = Factors(*(ones(row.name, *part) for part in ((j,), (i,), (j, 0), (0, i))))
+        elif row.treatment == "owned":
+            owned[row.name] = ones(row.name, *shape)
+    empty = Delta.pack(
+        task=_NAME,
+        classes=len(tensors[f"{plan.head}.weight"]),
+        base="0" * 64,
+        factors=factors,
+        owned=owned,
+        roles={name: plan.role(name) for name in owned},
+        view="mean",
+        precision=precision,
+        how={
+            "halrp": __version__,
+            "method": describe(Halrp.budget(precision=precision)),
+            "recipe": describe(Recipe()),
+            "seed": 0,
+        },
+    )
+    return empty.header_bound()
+
+
+def _distinct(row: Row, precision: Precision) -> list[int]:
+    """The prices of a rank in the views of a row, those that differ."""
+    return list(dict.fromkeys(prices[precision] for prices in row.rank_bytes.values()))
+
+
+def _table(titles: Sequence[str], cells: Sequence[Sequence[str]], right: Sequence[int]) -> list[str]:
+    """Lines of a table whose columns are as wide as they must be."""
+    widths = [max(len(line[column]) for line in (titles, *cells)) for column in range(len(titles))]
+
+    def line(texts: Sequence[str]) -> str:
+        placed = [
+            text.rjust(width) if column in right else text.ljust(width)
+            for column, (text, width) in enumerate(zip(texts, widths, strict=True))
+        ]
+        return "  ".join(placed).rstrip()
+
+    return [line(titles), line(["─" * width for width in widths]), *map(line, cells)]

@@ -1,0 +1,54 @@
+"""What is in a store, as plain JSON values: tasks in order, their ranks and sizes, and what the ranks bought."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from halrp.model.delta import Delta
+from halrp.store import task_file
+from halrp.store.store import Entry, Store
+
+
+def summary(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read a store's manifest and task files; the base is not read."""
+    store = Store(folder)
+    manifest = store.manifest()
+    tasks = [
+        _task(name, entry, task_file.parse(store.content(entry), str(store.folder / entry.file)))
+        for name, entry in manifest.tasks.items()
+    ]
+    return {
+        "store": str(store.folder),
+        "version": manifest.version,
+        "head": manifest.head,
+        "fingerprint": manifest.fingerprint,
+        "base_bytes": manifest.base.bytes,
+        "tasks": tasks,
+        "bytes": manifest.base.bytes + sum(task["bytes"] for task in tasks),
+        "separate_bytes": manifest.base.bytes * len(tasks),
+    }
+
+
+def _task(name: str, entry: Entry, delta: Delta) -> dict[str, Any]:
+    predicted = sum(bought.predicted for bought in delta.bought.values())
+    explained = sum(bought.predicted * bought.explained for bought in delta.bought.values())
+    return {
+        "name": name,
+        "file": entry.file,
+        "bytes": entry.bytes,
+        "classes": delta.classes,
+        "class_names": None if delta.class_names is None else list(delta.class_names),
+        "base": not delta.plain,
+        "view": delta.view,
+        "precision": delta.precision,
+        "ranks": delta.ranks,
+        "owned_outright": [weight for weight in delta.shapes if weight in delta.bought],
+        "predicted_loss": predicted,
+        "bought_loss": explained,
+        "layers": {
+            weight: {"importance": b.importance, "predicted_loss": b.predicted, "explained": b.explained}
+            for weight, b in delta.bought.items()
+        },
+        "how": dict(delta.how),
+    }

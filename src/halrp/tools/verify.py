@@ -1,0 +1,159 @@
+"""Whether every file of a store is what was committed. Nothing is trusted, changed, or allowed to stop the reading.
+
+Reading a store for use stops at its first damaged file. Here each file gets a finding of its own, so that one look
+shows what must be restored. A file's name holds a part of its checksum, so files are checked even if the manifest is
+lost.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import safetensors.torch
+from torch import nn
+
+from halrp import seeding
+from halrp.errors import DamagedError, HalrpError, StoreError
+from halrp.model import views
+from halrp.model.base import Base
+from halrp.model.delta import Delta
+from halrp.model.plan import plan
+from halrp.store import atomic, task_file
+from halrp.store.store import Manifest, Store
+
+_NAMED = re.compile(r"(base|tasks/.+)-([0-9a-f]{16})\.safetensors")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found out about one file."""
+
+    file: str
+    """Relative to the store."""
+    status: Literal["good", "bad", "orphan", "unfinished"]
+    """An orphan is named by no commit, an unfinished file waits for its task to be resumed; both are harmless."""
+    note: str
+
+
+def verify(folder: str | os.PathLike[str], model: nn.Module | None = None) -> tuple[Finding, ...]:
+    """Read every file of a store and tell what is wrong with each; with a model, also whether its shapes fit."""
+    store = Store(folder)
+    if not store.folder.is_dir():
+        raise StoreError(f"{store.folder} is not a folder; name the folder that a learner saved to")
+    present = sorted(path.relative_to(store.folder).as_posix() for path in _walk(store.folder))
+    if not store.exists() and not any(_NAMED.fullmatch(name) for name in present):
+        store.manifest()  # says that this is no store
+    return tuple(_Reading(store, model).findings(present))
+
+
+class _Reading:
+    """One pass over a store, and what it has learned so far."""
+
+    def __init__(self, store: Store, model: nn.Module | None) -> None:
+        self.store, self.model = store, model
+        self.manifest: Manifest | None = None
+        self.fingerprint: str | None = None
+        """Of the base: as the manifest says, or else as its file has."""
+        self.base: Base | None = None
+        """If there is a model that fits."""
+        self.buffers = frozenset(name for name, _ in model.named_buffers()) if model is not None else frozenset()
+        """What may hold any number: placeholders may well be NaN."""
+
+    def findings(self, present: list[str]) -> Iterator[Finding]:
+        """The manifest first, then the base, then tasks in order, then what nothing names."""
+        yield self._finding("manifest.json", self._check_manifest)
+        if self.manifest is not None:
+            bases, tasks = [self.manifest.base.file], {e.file: n for n, e in self.manifest.tasks.items()}
+        else:
+            named = [name for name in present if _NAMED.fullmatch(name)]
+            bases = [name for name in named if name.startswith("base-")]
+            tasks = dict.fromkeys([name for name in named if name not in bases], "")
+        for file in bases:
+            yield self._finding(file, partial(self._check_base, file))
+        for file, name in tasks.items():
+            yield self._finding(file, partial(self._check_task, file, name))
+        for file in present:
+            if file in ("manifest.json", "lock") or file in bases or file in tasks:
+                continue
+            if file.startswith("work/") and not file.endswith(atomic.TEMPORARY):
+                yield Finding(
+                    file, "unfinished", "where an interrupted task stood; learning the task again goes on there"
+                )
+            else:
+                yield Finding(file, "orphan", "no commit names it")
+
+    def _finding(self, file: str, check: Callable[[], str]) -> Finding:
+        try:
+            return Finding(file, "good", check())
+        except Exception as error:  # whatever a file does to its reader, the other files must be read
+            text = str(error) if isinstance(error, HalrpError) else f"{type(error).__name__}: {error}"
+            note = " ".join(text.removeprefix(str(self.store.folder / file)).lstrip(": ").split())
+            return Finding(file, "bad", note or type(error).__name__)
+
+    def _check_manifest(self) -> str:
+        self.manifest = self.store.manifest()
+        self.fingerprint = self.manifest.fingerprint
+        return f"{len(self.manifest.tasks)} tasks, written by halrp {self.manifest.version}"
+
+    def _content(self, file: str) -> bytes:
+        if self.manifest is not None:
+            entries = (self.manifest.base, *self.manifest.tasks.values())
+            return self.store.content(next(entry for entry in entries if entry.file == file))
+        content, match = atomic.read(self.store.folder / file), _NAMED.fullmatch(file)
+        if match is None or not atomic.checksum(content).startswith(match[2]):
+            raise DamagedError("it is not the file that was committed: its checksum is not the one in its name")
+        return content
+
+    def _check_base(self, file: str) -> str:
+        tensors = safetensors.torch.load(self._content(file))
+        self._refuse([name for name, tensor in tensors.items() if bool(tensor.isnan().any())], "NaN")
+        fingerprint = seeding.fingerprint(tensors)
+        self.fingerprint = self.fingerprint or fingerprint
+        if fingerprint != self.fingerprint:
+            raise DamagedError(f"it has the fingerprint {fingerprint[:12]}…, not {self.fingerprint[:12]}…")
+        note = f"the base, fingerprint {fingerprint[:12]}…"
+        if self.model is None or self.manifest is None:
+            return note
+        like = Base(views.clone(self.model), plan(self.model, self.manifest.head), self.manifest.channels_last)
+        self.base = self.store.read_base(like)
+        return f"{note}, fits the model"
+
+    def _refuse(self, names: list[str], what: str) -> None:
+        wrong = [name for name in names if name not in self.buffers]
+        if wrong:
+            hint = "" if self.model is not None else "; if it is a buffer and meant to, give the model"
+            raise DamagedError(f"{what} in {', '.join(wrong[:3])}{hint}")
+
+    def _check_task(self, file: str, name: str) -> str:
+        what = str(self.store.folder / file)
+        delta = task_file.parse(self._content(file), what)
+        if name and delta.task != name:
+            raise DamagedError(f"it holds the task {delta.task!r}, not {name!r}")
+        if self.fingerprint is not None and delta.base != self.fingerprint:
+            raise DamagedError(f"it belongs to a base {delta.base[:12]}…, not to {self.fingerprint[:12]}…")
+        self._refuse(_not_finite(delta), "NaN or infinity")
+        fits = ""
+        if self.base is not None:
+            task_file.check(delta, self.base, what)
+            fits = ", fits the model"
+        elif self.model is not None:
+            fits = ", not held against the model: the base cannot be used"
+        return f"task {delta.task!r}, {delta.classes} classes{fits}"
+
+
+def _not_finite(delta: Delta) -> list[str]:
+    """The tensors of a task with a number that is not finite; matrices are decoded, which shows that they can be."""
+    tensors = {**delta.plain, **delta.owned}
+    for name, part in delta.factors.items():
+        tensors |= {f"{letter} of {name}": t for letter, t in zip("rspq", part.tensors(), strict=True)}
+    return [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.is_file() or path.is_symlink())

@@ -1,0 +1,284 @@
+"""What a user passes as a task's data, made uniform and checked before anything is trained.
+
+`(x, y)` tensors (or a `TensorDataset`) are held in memory on the model's device and batches are index lookups. A
+`Dataset` is read through a `DataLoader` with the recipe's batch size; a `DataLoader` is used as it is. Checks come
+first: a task that cannot be learned raises a typed error and leaves everything as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from halrp import seeding
+from halrp.errors import BatchOfOneError, DataError, LabelError, SettingError
+
+Source: TypeAlias = "tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]"
+Augment: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
+"""`augment(x, generator)` changes a batch of inputs into another of the same shape, type and device. Draws from the
+generator, which lies on the CPU, are the same whenever the epoch is trained."""
+
+
+class Data(Protocol):
+    """Examples of one task, as batches."""
+
+    @property
+    def examples(self) -> int:
+        """The number of examples in one pass."""
+
+    def steps(self, batch: int) -> int:
+        """The number of batches in one pass."""
+
+    def identity(self) -> str:
+        """A text that differs for other examples, as far as that can be known without training on them."""
+
+    def batches(self, batch: int, shuffle: torch.Generator | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield `(x, y)` on the model's device, shuffled by the generator or in the stored order."""
+
+
+class Lesson(NamedTuple):
+    """What a task is learned from."""
+
+    train: Data
+    val: Data | None
+    classes: int
+    class_names: tuple[str, ...] | None = None
+    augment: Augment | None = None
+
+
+def cuts(examples: int, batch: int) -> list[int]:
+    """Sizes of the batches of so many examples; a last batch of one example joins the batch before it."""
+    whole, rest = divmod(examples, batch)
+    sizes = [batch] * whole + ([rest] if rest else [])
+    if batch > 1 and len(sizes) > 1 and sizes[-1] == 1:
+        sizes[-2:] = [sizes[-2] + 1]
+    return sizes
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """A task as two tensors. Batches are index lookups on the device.
+
+    `x` is kept with its channels last when `channels_last` is set: row lookups then copy whole pictures, and the
+    batch is in the format that convolutions want.
+    """
+
+    x: Tensor
+    y: Tensor
+    channels_last: bool = False
+    drop_last: bool = False
+    """Leave out what does not fill a last batch."""
+
+    @property
+    def examples(self) -> int:
+        """The number of examples in one pass."""
+        return self.y.shape[0]
+
+    def steps(self, batch: int) -> int:
+        """The number of batches in one pass."""
+        return len(self._cuts(batch))
+
+    def identity(self) -> str:
+        """A hash of all examples."""
+        return seeding.fingerprint({"x": self.x, "y": self.y})
+
+    def _cuts(self, batch: int) -> list[int]:
+        return [batch] * (self.examples // batch) if self.drop_last else cuts(self.examples, batch)
+
+    def batches(self, batch: int, shuffle: torch.Generator | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield `(x, y)` batches by index lookup, or by slicing when the order is the stored one."""
+        sizes = self._cuts(batch)
+        used = sum(sizes)
+        if shuffle is None:
+            for x, y in zip(self.x[:used].split(sizes), self.y[:used].split(sizes), strict=True):
+                yield x.clone(), y  # a model may write to its input, and these rows may be the user's own
+            return
+        order = torch.randperm(self.examples, generator=shuffle)[:used].to(self.y.device)
+        rows = self.x.movedim(1, -1) if self.channels_last else self.x
+        for index in order.split(sizes):
+            x = rows.index_select(0, index)
+            yield (x.movedim(-1, 1) if self.channels_last else x), self.y.index_select(0, index)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A task read through a `DataLoader`, batch by batch."""
+
+    loader: DataLoader[Any]
+    device: torch.device
+    classes: int
+    sizes: tuple[int, ...]
+    """Examples in each batch of a first pass."""
+    channels_last: bool = False
+
+    @property
+    def examples(self) -> int:
+        """The number of examples in one pass."""
+        return sum(self.sizes)
+
+    def steps(self, batch: int) -> int:
+        """The number of batches in one pass."""
+        return len(self.sizes)
+
+    def identity(self) -> str:
+        """The sizes of the batches; what is in them may be drawn anew in every pass."""
+        return repr(self.sizes)
+
+    def batches(self, batch: int, shuffle: torch.Generator | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the loader's own batches, checked where they lie and then moved to the device."""
+        number = -1
+        for number, item in enumerate(self.loader):
+            x, y = _pair(item, f"batch {number}")
+            if y.shape[0] == 0:
+                continue
+            if not x.is_cuda:  # a check on the device would wait for it at every step
+                _check_inputs(x, f"batch {number}")
+                _check_labels(y, self.classes, f"batch {number}")
+            x = x.to(self.device, non_blocking=True)
+            if self.channels_last and x.dim() == 4:
+                x = x.contiguous(memory_format=torch.channels_last)
+            yield x, y.to(self.device, dtype=torch.long, non_blocking=True)
+        if number < 0:
+            raise DataError("the loader yields nothing when it is read again; its data must allow several passes")
+
+
+def prepare(
+    source: Source,
+    *,
+    what: str,
+    device: torch.device,
+    batch: int,
+    classes: int | None = None,
+    shuffle: bool = True,
+    channels_last: bool = False,
+    drop_last: bool = False,
+) -> tuple[Data, int]:
+    """Check a task's data and return it in uniform shape with its number of classes.
+
+    `what` names the data in errors (for example `"birds: train"`). Without `classes`, it is the largest label plus
+    one, found by reading the labels once. `drop_last` leaves out the incomplete last batch of a `Dataset`.
+    """
+    if type(source) is TensorDataset and len(source.tensors) == 2:  # a subclass may transform what it yields
+        source = (source.tensors[0], source.tensors[1])
+    if isinstance(source, list) and all(isinstance(part, Tensor) for part in source):
+        source = tuple(source)
+    if isinstance(source, tuple):
+        return _in_memory(source, what=what, device=device, classes=classes, channels_last=channels_last)
+    if isinstance(source, DataLoader):
+        loader = source
+    elif hasattr(source, "__getitem__") and hasattr(source, "__len__"):
+        if len(source) == 0:
+            raise DataError(f"{what}: the data set is empty; a task needs at least one example")
+        if drop_last:
+            refuse_no_batch(len(source), batch, what)
+        loader = DataLoader(source, batch_size=batch, shuffle=shuffle, drop_last=drop_last)
+    else:
+        raise DataError(
+            f"{what}: cannot read data of type {type(source).__name__}; "
+            "pass (x, y) tensors, a Dataset with a length, or a DataLoader"
+        )
+    sizes, found = _scan(loader, what)
+    classes = _class_count(found, classes, what)
+    return Loaded(loader, device, classes, sizes, channels_last), classes
+
+
+def _in_memory(
+    source: tuple[Tensor, ...], *, what: str, device: torch.device, classes: int | None, channels_last: bool
+) -> tuple[Data, int]:
+    x, y = _pair(source, what)
+    if y.shape[0] == 0:
+        raise DataError(f"{what}: the task is empty; a task needs at least one example")
+    _check_inputs(x, what)
+    _check_labels(y, None, what)
+    classes = _class_count(int(y.max()), classes, what)
+    channels_last = channels_last and x.dim() == 4
+    x = x.to(device)
+    if channels_last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    return InMemory(x, y.to(device, dtype=torch.long), channels_last), classes
+
+
+def _pair(item: object, what: str) -> tuple[Tensor, Tensor]:
+    if not (isinstance(item, (tuple, list)) and len(item) == 2):
+        raise DataError(f"{what}: expected a pair (x, y), got {type(item).__name__}")
+    x, y = item
+    if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
+        raise DataError(
+            f"{what}: x and y must be tensors, got {type(x).__name__} and {type(y).__name__}; "
+            "convert arrays with torch.as_tensor"
+        )
+    if x.dim() == 0 or y.dim() == 0:
+        raise DataError(f"{what}: x and y need a first dimension of examples, got a single number")
+    if x.shape[0] != y.shape[0]:
+        raise DataError(f"{what}: {x.shape[0]} inputs but {y.shape[0]} labels; they must be paired")
+    return x, y
+
+
+def _check_inputs(x: Tensor, what: str) -> None:
+    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+        bad = int((~torch.isfinite(x.reshape(x.shape[0], -1))).any(dim=1).sum())
+        raise DataError(f"{what}: {bad} of {x.shape[0]} inputs hold NaN or infinity; clean or drop them")
+
+
+def _check_labels(y: Tensor, classes: int | None, what: str) -> None:
+    if y.dim() != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise LabelError(
+            f"{what}: labels must be a 1-D tensor of class indices, got {y.dtype} of shape {tuple(y.shape)}"
+        )
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or (classes is not None and high >= classes):
+        limit = "…" if classes is None else str(classes - 1)
+        raise LabelError(f"{what}: labels run from {low} to {high}, but must lie in 0 … {limit}")
+
+
+def _class_count(highest: int, classes: int | None, what: str) -> int:
+    if classes is None:
+        return highest + 1
+    if classes < 1 or highest >= classes:
+        raise LabelError(
+            f"{what}: label {highest} does not fit classes={classes}; "
+            f"labels must lie in 0 … {classes - 1}, so pass classes={highest + 1} or re-map them"
+        )
+    return classes
+
+
+def _scan(loader: DataLoader[Any], what: str) -> tuple[tuple[int, ...], int]:
+    """Read a loader once for the sizes of its batches and its highest label."""
+    sizes, highest = [], -1
+    for item in loader:
+        x, y = _pair(item, what)
+        if y.shape[0]:
+            _check_inputs(x, what)
+            _check_labels(y, None, what)
+            highest = max(highest, int(y.max()))
+            sizes.append(y.shape[0])
+    if not sizes:
+        raise DataError(f"{what}: the loader yields no example; a task needs at least one")
+    return tuple(sizes), highest
+
+
+def refuse_no_batch(examples: int, batch: int, what: str) -> None:
+    """Raise if leaving out the incomplete last batch leaves nothing."""
+    if examples < batch:
+        raise SettingError(
+            f"{what}: Recipe(batch={batch}, drop_last=True) leaves no batch of {examples} examples; "
+            f"give batch={examples} or less, or drop_last=False"
+        )
+
+
+def refuse_batch_of_one(data: Data, batch: int, what: str) -> None:
+    """Raise if a pass over `data` holds a batch of one example, which has no statistics to normalise by."""
+    if isinstance(data, InMemory):
+        lonely = data.examples == 1 or batch == 1
+    else:
+        lonely = isinstance(data, Loaded) and 1 in data.sizes
+    if lonely:
+        raise BatchOfOneError(
+            f"{what}: batch normalisation cannot train on a batch of one example "
+            f"({data.examples} examples, batch size {batch}); use batches of two or more, or drop_last=True"
+        )

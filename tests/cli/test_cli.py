@@ -1,0 +1,445 @@
+"""The `halrp` command: what it prints, what it refuses, and its exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+
+from halrp import Halrp, Learner, Store, cli
+from halrp import __version__ as version
+from halrp.cli.app import app
+from halrp.errors import ModelError
+from halrp.store.store import Manifest
+from halrp.tools import export
+from tests.commands import invoke
+from tests.helpers import FAST, net, tiny_task
+
+MODEL = "tests.test_cli:build"
+SHAPE = "1,3,8,8"
+
+
+def build() -> nn.Module:
+    return net("conv")
+
+
+def build_other() -> nn.Module:
+    return net("grouped")
+
+
+def build_tokens() -> nn.Module:
+    return net("gru")
+
+
+def build_nothing() -> nn.Module:
+    return nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 3))
+
+
+def build_placeholder() -> nn.Module:
+    model = net("mlp")
+    model.register_buffer("placeholder", torch.full((2,), torch.nan))
+    return model
+
+
+def build_text() -> str:
+    return "not a model"
+
+
+ran = partial(invoke, app)
+
+
+@pytest.fixture(scope="module")
+def learner() -> Learner:
+    made = Learner(net("conv"), recipe=FAST, method=Halrp.budget(8_000, precision="int8"))
+    made.learn("first", tiny_task("conv", 0), class_names=["red", "green", "blue"])
+    made.learn("second task", tiny_task("conv", 1, classes=4))
+    made.learn("third", tiny_task("conv", 2))
+    return made
+
+
+@pytest.fixture(scope="module")
+def saved(learner: Learner, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stores") / "store"
+    learner.save(folder)
+    return folder
+
+
+@pytest.fixture
+def store(saved: Path, tmp_path: Path) -> Path:
+    """A store of one's own to damage."""
+    return Path(shutil.copytree(saved, tmp_path / "store"))
+
+
+@pytest.fixture(autouse=True)
+def _own_path() -> Iterator[None]:
+    """The command puts the current folder on the path; take it off again."""
+    before = list(sys.path)
+    yield
+    sys.path[:] = before
+
+
+def test_help_says_what_a_model_and_a_store_are_and_names_every_command() -> None:
+    text = ran("--help").out
+    for word in ("package.module:callable", "learner.save", "explain", "inspect", "verify", "export", "Exit codes"):
+        assert word in text
+    for command in ("explain", "inspect", "verify", "export"):
+        assert f"Example: halrp {command}" in ran(command, "--help").out
+
+
+def test_version() -> None:
+    assert ran("--version").out == f"{version}\n"
+
+
+# ---- explain ----------------------------------------------------------------------------------------------------
+
+
+def test_explain_prints_the_table_or_json() -> None:
+    found = ran("explain", MODEL)
+    assert found.code == 0
+    assert "Smallest budget of a task" in found.out
+    facts = json.loads(ran("explain", MODEL, "--json", "--head", "hidden", "--precision", "int8").out)
+    assert (facts["head"], facts["precision"]) == ("hidden", "int8")
+
+
+def test_explain_exits_with_one_for_a_refused_model() -> None:
+    found = ran("explain", "tests.test_cli:build_nothing")
+    assert found.code == 1
+    assert "no adaptable layer" in found.out
+
+
+def test_a_model_is_imported_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "from torch import nn\nclass Nets:\n    tiny = nn.Sequential(nn.Linear(12, 12), nn.Linear(12, 3))\n"
+    (tmp_path / "models_of_this_folder.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    assert ran("explain", "models_of_this_folder:Nets.tiny").code == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("tests.test_cli", "not of the form package.module:callable"),
+        ("tests.no_such:build", "no module named 'tests.no_such'"),
+        ("tests.test_cli:no_such", "tests.test_cli has no 'no_such'"),
+        ("tests.test_cli:build_text", "gives a str; it must return an nn.Module"),
+    ],
+)
+def test_a_model_that_cannot_be_built_is_one_line_and_exit_code_two(model: str, message: str) -> None:
+    found = ran("explain", model)
+    assert (found.code, found.out) == (2, "")
+    assert message in found.error
+    assert found.error.count("\n") == 1
+
+
+def test_a_model_whose_own_imports_fail_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "needs_something.py").write_text("import no_such_dependency\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="no_such_dependency"):
+        ran("explain", "needs_something:build")
+
+
+# ---- inspect ----------------------------------------------------------------------------------------------------
+
+
+def test_inspect_json_tells_of_every_task_in_order(learner: Learner, saved: Path) -> None:
+    facts = json.loads(ran("inspect", saved, "--json").out)
+    assert [task["name"] for task in facts["tasks"]] == list(learner.tasks)
+    assert facts["fingerprint"] == learner.tasks["third"].base
+    assert facts["version"] == version
+    for task, delta in zip(facts["tasks"], learner.tasks.values(), strict=True):
+        assert task["ranks"] == delta.ranks
+        assert (task["classes"], task["view"], task["precision"]) == (delta.classes, delta.view, delta.precision)
+        assert task["bytes"] == (saved / task["file"]).stat().st_size
+        bought = sum(b.predicted * b.explained for b in delta.bought.values())
+        assert task["bought_loss"] == pytest.approx(bought)
+    assert facts["tasks"][0]["class_names"] == ["red", "green", "blue"]
+    assert facts["bytes"] == sum(path.stat().st_size for path in saved.rglob("*.safetensors"))
+    assert facts["separate_bytes"] == 3 * facts["base_bytes"]
+
+
+def test_inspect_prints_a_line_for_every_task(learner: Learner, saved: Path) -> None:
+    found = ran("inspect", saved)
+    assert found.code == 0
+    delta = learner.tasks["second task"]
+    line = next(line for line in found.out.splitlines() if line.startswith("second task"))
+    for word in ("4", delta.view, "int8", f"{delta.bytes:,}", *(f"{n} {rank}" for n, rank in delta.ranks.items())):
+        assert word in line
+    assert "the base itself" in found.out
+    assert delta.base in found.out
+
+
+# ---- verify -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [(), ("--model", MODEL)])
+def test_verify_reads_every_file_of_a_good_store(saved: Path, arguments: tuple[str, ...]) -> None:
+    found = ran("verify", saved, *arguments)
+    assert found.code == 0
+    lines = found.out.splitlines()
+    assert [line.split()[0] for line in lines] == ["good"] * 5 + ["all"]
+    assert found.out.count("fits the model") == (4 if arguments else 0)
+
+
+def files_of(store: Path) -> dict[str, Path]:
+    manifest = Store(store).manifest()
+    named = {name: store / entry.file for name, entry in manifest.tasks.items()}
+    return {"manifest": store / "manifest.json", "base": store / manifest.base.file, **named}
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("victim", ["base", "first", "second task", "third"])
+def test_verify_names_the_damaged_file_and_reads_the_others(store: Path, victim: str) -> None:
+    path = files_of(store)[victim]
+    flip(path)
+    found = ran("verify", store)
+    assert found.code == 1
+    bad = [line for line in found.out.splitlines() if line.startswith("bad")]
+    assert len(bad) == 1
+    assert path.name in bad[0]
+    assert "changed or cut" in bad[0]
+    assert sum(line.startswith("good") for line in found.out.splitlines()) == 4
+
+
+def test_verify_finds_all_of_several_problems(store: Path) -> None:
+    paths = files_of(store)
+    flip(paths["base"])
+    paths["first"].unlink()
+    paths["third"].write_bytes(b"")
+    found = ran("verify", store, "--model", MODEL)
+    assert found.code == 1
+    for name in ("base", "first", "third"):
+        assert f"bad         {paths[name].relative_to(store).as_posix()}" in found.out
+    assert f"good        {paths['second task'].relative_to(store).as_posix()}" in found.out
+    assert "the base cannot be used" in found.out
+    assert "3 of 5 files are bad" in found.out
+
+
+@pytest.mark.parametrize("way", ["cut", "missing"])
+def test_verify_checks_files_by_their_names_when_the_manifest_is_lost(store: Path, way: str) -> None:
+    paths = files_of(store)
+    flip(paths["second task"])
+    if way == "cut":
+        paths["manifest"].write_bytes(paths["manifest"].read_bytes()[:-20])
+    else:
+        paths["manifest"].unlink()
+    found = ran("verify", store)
+    assert found.code == 1
+    assert "bad         manifest.json" in found.out
+    assert f"bad         {paths['second task'].relative_to(store).as_posix()}" in found.out
+    assert sum(line.startswith("good") for line in found.out.splitlines()) == 3
+
+
+def recommit(store: Path, name: str, content: bytes) -> None:
+    """Put a file into a store under a task's name, with all checksums right."""
+    manifest = Store(store).manifest()
+    entry = Store(store)._put("tasks/forged", content)
+    tasks = {**manifest.tasks, name: entry}
+    (store / manifest.tasks[name].file).unlink()
+    new = Manifest(manifest.head, manifest.channels_last, manifest.fingerprint, manifest.base, tasks)
+    (store / "manifest.json").write_bytes(new.to_bytes())
+
+
+def with_plain(learner: Learner, name: str, tensor: Tensor) -> bytes:
+    """The second task's file with another tensor in it."""
+    delta = learner.tasks["second task"]
+    factors, owned = delta.factors, {**delta.owned, name: tensor}
+    forged = type(delta).pack(
+        delta.task, delta.classes, delta.base, factors, owned, delta.roles, delta.bought, "mean", how=delta.how
+    )
+    return forged.to_bytes()
+
+
+def test_verify_finds_numbers_that_are_not_finite(learner: Learner, store: Path) -> None:
+    bias = learner.tasks["second task"].owned["fc.bias"].clone()
+    bias[1] = torch.nan
+    recommit(store, "second task", with_plain(learner, "fc.bias", bias))
+    for arguments in ((), ("--model", MODEL)):
+        found = ran("verify", store, *arguments)
+        assert found.code == 1
+        assert "NaN or infinity in fc.bias" in found.out
+
+
+def test_verify_asks_for_the_model_to_tell_a_placeholder_from_a_broken_weight(tmp_path: Path) -> None:
+    Learner(build_placeholder(), base="given").save(tmp_path)
+    found = ran("verify", tmp_path)
+    assert found.code == 1
+    assert "NaN in placeholder; if it is a buffer and meant to, give the model" in found.out
+    assert ran("verify", tmp_path, "--model", "tests.test_cli:build_placeholder").code == 0
+
+
+def test_verify_finds_shapes_that_do_not_fit_only_with_a_model(learner: Learner, store: Path) -> None:
+    recommit(store, "second task", with_plain(learner, "fc.bias", torch.zeros(9)))
+    assert ran("verify", store).code == 0
+    found = ran("verify", store, "--model", MODEL)
+    assert found.code == 1
+    assert "fc.bias has shape (9,), expected (4,)" in found.out
+
+
+def test_verify_finds_a_task_of_another_base_and_a_task_under_another_name(learner: Learner, store: Path) -> None:
+    other = Learner(net("conv", 1), base="given", recipe=FAST, method=Halrp.budget(8_000))
+    recommit(store, "second task", other.learn("second task", tiny_task("conv", 1)).to_bytes())
+    recommit(store, "third", learner.tasks["first"].to_bytes())
+    found = ran("verify", store)
+    assert found.code == 1
+    assert "it belongs to a base" in found.out
+    assert "it holds the task 'first', not 'third'" in found.out
+
+
+def test_verify_finds_a_model_that_does_not_fit(saved: Path) -> None:
+    found = ran("verify", saved, "--model", "tests.test_cli:build_other")
+    assert found.code == 1
+    assert "does not fit the model" in found.out
+
+
+def test_verify_lists_what_no_commit_names_without_calling_it_a_problem(store: Path) -> None:
+    (store / "tasks" / ".half-written.part").write_bytes(b"half")
+    (store / "work" / "birds-00").mkdir(parents=True)
+    (store / "work" / "birds-00" / "warm-up.safetensors").write_bytes(b"state")
+    (store / "lock").touch()
+    found = ran("verify", store)
+    assert found.code == 0
+    assert "orphan      tasks/.half-written.part" in found.out
+    assert "unfinished  work/birds-00/warm-up.safetensors" in found.out
+
+
+def test_verify_changes_nothing(store: Path) -> None:
+    def state() -> dict[str, tuple[bytes, int]]:
+        return {str(p): (p.read_bytes(), p.stat().st_mtime_ns) for p in store.rglob("*") if p.is_file()}
+
+    before = state()
+    ran("verify", store, "--model", MODEL)
+    assert state() == before
+
+
+# ---- export -----------------------------------------------------------------------------------------------------
+
+
+def example(rows: int) -> Tensor:
+    return torch.randn(rows, 3, 8, 8, generator=torch.Generator().manual_seed(rows))
+
+
+def test_export_to_onnx_takes_any_number_of_rows(learner: Learner, saved: Path, tmp_path: Path) -> None:
+    path = tmp_path / "second.onnx"
+    found = ran("export", saved, "second task", "-o", path, "--model", MODEL, "--input", SHAPE)
+    assert found.code == 0
+    assert "largest difference from predict" in found.out
+    session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+    x = example(5)
+    logits = session.run(["logits"], {session.get_inputs()[0].name: x.numpy()})[0]
+    # Single precision through four layers whose values are of order one.
+    torch.testing.assert_close(torch.from_numpy(logits), learner.predict(x, "second task"), rtol=1e-5, atol=1e-5)
+    assert os.listdir(tmp_path) == ["second.onnx"]
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+def test_export_to_pt2_with_a_fixed_batch_and_no_overwriting(learner: Learner, saved: Path, tmp_path: Path) -> None:
+    path = tmp_path / "first.pt2"
+    arguments = ("export", saved, "first", "-o", path, "--model", MODEL, "--input", "4,3,8,8", "--batch", "fixed")
+    path.write_bytes(b"precious")
+    refused = ran(*arguments)
+    assert refused.code == 2
+    assert "exists" in refused.error
+    assert "--force" in refused.error
+    assert path.read_bytes() == b"precious"
+    assert ran(*arguments, "--force").code == 0
+    module = torch.export.load(io.BytesIO(path.read_bytes())).module()
+    x = example(4)
+    torch.testing.assert_close(module(x), learner.predict(x, "first"), rtol=1e-5, atol=1e-5)
+    with pytest.raises((AssertionError, RuntimeError)):
+        module(example(3))
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+def test_export_of_a_model_that_reads_tokens(tmp_path: Path) -> None:
+    tokens = Learner(net("gru"), recipe=FAST)
+    tokens.learn("a", tiny_task("gru"))
+    tokens.save(tmp_path / "store")
+    arguments = ("export", tmp_path / "store", "a", "-o", tmp_path / "a.pt2", "--model", "tests.test_cli:build_tokens")
+    refused = ran(*arguments, "--input", "1,6")
+    assert refused.code == 2
+    assert "--tokens" in refused.error
+    assert ran(*arguments, "--input", "1,6", "--tokens", "20").code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"-o": "model.pb"}, "must end in .onnx or .pt2"),
+        ({"--input": "1,three,8"}, "is not a shape"),
+        ({"--input": "0,3,8,8"}, "is not a shape"),
+        ({"--input": "1,4,8,8"}, "the model fails on inputs of shape"),
+        ({"--model": "tests.test_cli:build_other"}, "no module named|does not fit the model"),
+        ({"task": "nothing"}, "no task named 'nothing'"),
+        ({"store": "nowhere"}, "nowhere is not a store"),
+    ],
+)
+def test_export_refuses_with_one_line_and_writes_nothing(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {"store": str(saved), "task": "third", "-o": "model.pt2", "--model": MODEL, "--input": SHAPE} | arguments
+    options = [text for name in ("-o", "--model", "--input") for text in (name, given[name])]
+    found = ran("export", given["store"], given["task"], *options)
+    assert found.code == 2
+    assert any(part in found.error for part in message.split("|"))
+    assert found.error.startswith("halrp: ")
+    assert found.error.count("\n") == 1
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_that_computes_something_else_is_not_written(tmp_path: Path) -> None:
+    module = net("mlp").eval()
+    with pytest.raises(ModelError, match=r"was not written.*differ from predict by"):
+        export.write(module, lambda x: module(x) + 0.01, torch.ones(2, 10), tmp_path / "m.pt2")
+    assert os.listdir(tmp_path) == []
+
+
+def test_onnx_without_its_libraries_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "_NEEDED", ("onnx", "no_such_library"))
+    found = ran("export", "store", "a", "-o", tmp_path / "m.onnx", "--model", MODEL, "--input", "1,2")
+    assert found.code == 2
+    assert "ONNX needs no_such_library; run: pip install 'halrp[onnx]'" in found.error
+
+
+# ---- the command itself -----------------------------------------------------------------------------------------
+
+
+def test_an_interrupt_exits_with_130(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("halrp.cli.app.verify", interrupted)
+    assert ran("verify", saved).code == 130
+
+
+def test_without_typer_the_command_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "halrp.cli.app")
+    monkeypatch.setitem(sys.modules, "typer", None)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 1
+    assert capsys.readouterr().err == "halrp: the command needs typer; run: pip install 'halrp[lab]'\n"
+
+
+def test_python_dash_m_runs_the_command(saved: Path) -> None:
+    command = [sys.executable, "-m", "halrp", "verify", str(saved.parent / "nowhere")]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    assert run.stderr == f"halrp: {saved.parent / 'nowhere'} is not a folder; name the folder that a learner saved to\n"

@@ -1,0 +1,146 @@
+"""Reading records: what counts as one, what is left out and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halrp.errors import SettingError
+from halrp.lab.records.schema import Run, load
+from tests.lab.made_records import made, older, put, stable, unfinished
+
+RECORD = stable({0: 0.5, 1: 0.7}, [0, 1])
+
+
+def reasons(folder: Path) -> list[tuple[str, str, str]]:
+    return [(problem.path.name, problem.kind, problem.reason) for problem in load([folder]).problems]
+
+
+def test_records_are_found_in_files_and_below_folders_each_once(tmp_path: Path) -> None:
+    one = put(tmp_path / "a" / "b", "one.json", RECORD)
+    put(tmp_path, "two.json", stable({0: 0.5, 1: 0.7}, [0, 1], seed=1))
+    put(tmp_path / ".hidden", "three.json", stable({0: 0.5, 1: 0.7}, [0, 1], seed=2))
+    found = load([tmp_path, one, tmp_path / "a"])
+    assert sorted(Run.of(record).seed for record in found.records) == [0, 1]
+    assert found.problems == []
+
+
+def test_a_path_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="nowhere does not exist"):
+        load([tmp_path / "nowhere"])
+
+
+def test_unfinished_runs_say_how_far_they_came(tmp_path: Path) -> None:
+    unfinished(tmp_path, "run.unfinished", RECORD, 1)
+    unfinished(tmp_path, "short.unfinished", stable({0: 0.5, 1: 0.7}, [0, 1], tasks=2), 1)
+    put(tmp_path, "cut.unfinished", "not safetensors")
+    assert [(name, kind) for name, kind, _ in reasons(tmp_path)] == [
+        ("cut.unfinished", "damaged"),
+        ("run.unfinished", "unfinished"),
+        ("short.unfinished", "unfinished"),
+    ]
+    assert [reason for *_, reason in reasons(tmp_path)[1:]] == ["1 tasks done", "1 of 2 tasks done"]
+
+
+def test_other_json_is_told_apart_from_damaged_records(tmp_path: Path) -> None:
+    put(tmp_path, "speed.json", {"rows": [1]})
+    put(tmp_path, "cut.json", '{"cell": {')
+    put(tmp_path, "deep.json", "[" * 100_000)
+    assert [(name, kind) for name, kind, _ in reasons(tmp_path)] == [
+        ("cut.json", "damaged"),
+        ("deep.json", "damaged"),
+        ("speed.json", "other"),
+    ]
+
+
+def broken(name: str, value: Any, **cell: Any) -> dict[str, Any]:
+    record = made([[0.5], [0.5, 0.7]], **cell)
+    if name:
+        record["rows"][1][name] = value
+    return record
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        (broken("test", [0.5]), "rows do not follow"),
+        (broken("test", [0.5, 1.5]), "impossible accuracies"),
+        (broken("test", [0.5, float("nan")]), "impossible accuracies"),
+        (broken("test", [0.5, "high"]), "impossible accuracies"),
+        (broken("identity", 0), "impossible identities"),
+        (broken("identity", None), "impossible identities"),
+        (broken("bytes", -1), "impossible sizes or times"),
+        (broken("bytes", 10**400), "OverflowError"),
+        (broken("", 0, fraction=0.0), "impossible configuration"),
+        (broken("", 0, order=3), "impossible configuration"),
+        (broken("", 0, stream="\x1b[2J"), "impossible configuration"),
+        (broken("", 0, settings=[1]), "impossible configuration"),
+        (RECORD | {"resolved": [1]}, "AttributeError"),
+        (RECORD | {"rows": []}, "rows do not follow"),
+        (RECORD | {"cell": None}, "not a record"),
+    ],
+)
+def test_a_record_with_a_value_that_cannot_be_is_left_out(tmp_path: Path, record: object, words: str) -> None:
+    put(tmp_path, "bad.json", record)
+    put(tmp_path, "good.json", RECORD)
+    [(name, kind, reason)] = reasons(tmp_path)
+    assert (name, kind) == ("bad.json", "damaged")
+    assert words in reason
+    assert len(load([tmp_path]).records) == 1
+
+
+def test_of_two_records_of_a_cell_the_newer_file_counts(tmp_path: Path) -> None:
+    put(tmp_path, "a.json", stable({0: 0.1, 1: 0.1}, [0, 1]), age=50)
+    put(tmp_path, "b.json", RECORD, age=0)
+    put(tmp_path, "c.json", RECORD, age=100)
+    found = load([tmp_path])
+    assert [record["rows"] for record in found.records] == [RECORD["rows"]]
+    notes = {problem.path.name: problem.reason for problem in found.problems}
+    assert [problem.kind for problem in found.problems] == ["duplicate", "duplicate"]
+    assert notes["a.json"].endswith("b.json is a newer record of the same cell, with OTHER results")
+    assert notes["c.json"].endswith("b.json is a newer record of the same cell, with the same results")
+
+
+def test_a_cell_is_the_same_whether_defaults_are_written_out_or_not(tmp_path: Path) -> None:
+    put(tmp_path, "a.json", stable({0: 0.5, 1: 0.7}, [0, 1], "stl", settings={"redraw": False}), age=9)
+    put(tmp_path, "b.json", older(stable({0: 0.5, 1: 0.7}, [0, 1], "stl")))
+    found = load([tmp_path])
+    assert len(found.records) == 1
+    assert [problem.path.name for problem in found.problems] == ["a.json"]
+
+
+def test_settings_are_those_that_are_not_the_default_and_resolved_values_come_first() -> None:
+    record = made([[0.5]], method="stl", settings={"redraw": True, "l2": 1e-4}, recipe={"batch": 32, "decay": 0.95})
+    run = Run.of(record)
+    assert (run.settings, run.recipe, run.epochs) == ({"redraw": True}, {"batch": 32}, 3)
+    record["cell"]["settings"] = {}
+    record["resolved"]["settings"] = {"redraw": False, "l2": 0.5}
+    assert Run.of(record).settings == {"l2": 0.5}, "a default of then that is none today"
+
+
+def test_what_an_older_record_does_not_say_is_missing() -> None:
+    record = older(made([[0.5], [0.5, 0.5]]))
+    run = Run.of(record)
+    assert run.number(1, "counted") is None
+    assert run.number(1, "peak_bytes") is None
+    assert run.number(1, "bytes") == 1100.0
+    del record["cell"]["recipe"]["epochs"]
+    assert Run.of(record).epochs is None
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "decides"),
+    [
+        ("halrp-budget", {}, True),
+        ("halrp-official", {}, False),
+        ("ewc", {}, False),
+        ("bn", {}, True),
+        ("gone", {}, False),
+    ],
+)
+def test_whether_the_first_task_decides_is_asked_of_the_method(
+    method: str, settings: dict[str, Any], decides: bool
+) -> None:
+    assert Run.of(made([[0.5]], method=method, settings=settings)).first_decides() is decides

@@ -1,0 +1,215 @@
+"""Engines on this machine: the same records however cells are run, killed, or interrupted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from halrp.errors import SettingError
+from halrp.lab.run import progress, runner
+from halrp.lab.run.engines import Event, Local
+from halrp.store import atomic
+from halrp.training.loop import Progress
+from tests.lab.run.tiny_cells import BUDGET, CELLS, FAILING, FINETUNE, STL, SWEEP, alone, one_thread, records
+
+TASKS = {cell.name: 3 for cell in [*CELLS, FAILING]}
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, runner.Record]:
+    return alone(tmp_path_factory.mktemp("alone"))
+
+
+def test_two_processes_one_of_them_killed_a_cell_that_fails_and_one_that_is_taken_lose_nothing(
+    tmp_path: Path, expected: dict[str, runner.Record]
+) -> None:
+    before = dict(os.environ)
+    killed: list[str] = []
+    kinds: list[tuple[str, str]] = []
+    pids: set[int] = set()
+    summaries: list[str] = []
+    another = ExitStack()  # a process that runs FINETUNE, and gives it up when it is asked for
+    another.enter_context(atomic.locked(runner.Kept(tmp_path, FINETUNE).work))
+
+    def watch(standing: progress.Standing, event: Event | None) -> None:
+        assert len(engine.pids) <= 2
+        pids.update(engine.pids.values())
+        if event is None:
+            return
+        kinds.append((event.cell, event.kind))
+        if event.kind == "busy":
+            summaries.append(progress.summary(standing))
+            another.close()
+        if event.kind == "started" and not killed and event.cell == BUDGET.name:
+            deadline = time.monotonic() + 60  # it is killed as soon as there is a state to go on from
+            while not (tmp_path / f"{event.cell}{runner.UNFINISHED}").exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            os.kill(engine.pids[event.cell], signal.SIGKILL)
+            killed.append(event.cell)
+
+    with another, Local(tmp_path, 2) as engine:
+        standing = progress.go([BUDGET, FAILING, FINETUNE, STL], engine, tmp_path, TASKS, 2, watch)
+        assert dict(os.environ) == before
+    assert standing.counts == {"done": 3, "failed": 1}
+    assert len(pids) == 3, "processes are used again, and one was lost"
+    assert (BUDGET.name, "again") in kinds
+    assert "SIGKILL" in standing.again[0]
+    assert list(standing.failed) == [FAILING.name]
+    assert "the loss became" in standing.failed[FAILING.name]
+    assert (FAILING.name, "again") not in kinds, "an error that the library names is not tried again"
+    finetune = [kind for name, kind in kinds if name == FINETUNE.name and kind != "working"]
+    assert finetune == ["busy", "started", "row", "row", "row", "done"], "it is told once, and taken when it is free"
+    assert "1 elsewhere" in summaries[0]
+    assert records(tmp_path) == expected
+    assert all(runner.read(path)["environment"]["threads"] == 1 for path in tmp_path.glob("*.json"))
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json"] * 3, "no state is left"
+
+
+def test_a_cell_whose_processes_keep_dying_fails_after_its_retries(tmp_path: Path) -> None:
+    with Local(tmp_path, 1, retries=1) as engine:
+        engine.submit(STL)
+        events: list[Event] = []
+        while not any(event.kind == "failed" for event in events):
+            events += engine.collect(0)
+            for pid in engine.pids.values():
+                os.kill(pid, signal.SIGKILL)
+    assert [event.kind for event in events] == ["again", "failed"]
+    assert events[1].text == "its process ended by signal SIGKILL (tried 2 times)"
+
+
+def test_a_cell_interrupted_ten_times_ends_with_the_record_of_an_uninterrupted_one(
+    tmp_path: Path, expected: dict[str, runner.Record]
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    times = 0
+    with one_thread():
+        for cell, moments in ((BUDGET, (1, 4, 5, 3, 9)), (FINETUNE, (1, 2, 3, 4, 3))):
+            for moment in moments:
+                heard = 0
+
+                def progress(event: Progress, moment: int = moment) -> None:
+                    nonlocal heard
+                    heard += 1
+                    if heard == moment:
+                        raise Killed
+
+                try:
+                    runner.execute(cell, tmp_path, progress=progress)
+                except Killed:
+                    times += 1
+                assert not list(tmp_path.glob(".*.part")), "no temporary file is left"
+            runner.execute(cell, tmp_path)
+    assert times >= 8, "the moments lie within the runs"
+    found = records(tmp_path)
+    assert found == {name: expected[name] for name in found}
+    assert len(found) == 2
+
+
+def group(leader: int) -> list[str]:
+    """Processes of a group that still run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = path.read_text()
+        except OSError:
+            continue
+        state, _, number = text.rpartition(")")[2].split()[:3]
+        if int(number) == leader and state != "Z":
+            found.append(text)
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the list of processes from /proc")
+def test_ctrl_c_stops_workers_at_once_and_the_next_start_goes_on(
+    tmp_path: Path, expected: dict[str, runner.Record]
+) -> None:
+    (tmp_path / "sweep.toml").write_text(SWEEP)
+    command = [sys.executable, "-m", "halrp", "sweep", "sweep.toml", "--jobs", "1", "--results", "out"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith(f"task   {STL.name}"):
+                break
+        os.killpg(process.pid, signal.SIGINT)  # what a terminal does: to everyone
+        began = time.monotonic()
+        _, error = process.communicate(timeout=30)
+        assert time.monotonic() - began < 15
+    assert process.returncode == 130
+    assert error.splitlines() == ["stopped; nothing that was finished is lost, and the same command goes on from there"]
+    deadline = time.monotonic() + 5
+    while left := group(process.pid):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+    out = tmp_path / "out"
+    one_job = [BUDGET.name, FINETUNE.name]
+    assert records(out) == {name: expected[name] for name in one_job}
+    assert [path.name for path in out.glob(f"*{runner.UNFINISHED}")] == [f"{STL.name}{runner.UNFINISHED}"]
+    assert not list(out.glob(".*.part"))
+    assert alone(out) == expected
+
+
+def test_engines_refuse_no_jobs(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="jobs=0"):
+        Local(tmp_path, 0)
+
+
+# ---- the board --------------------------------------------------------------------------------------------------
+
+
+def test_the_time_that_is_left_is_judged_by_cells_that_have_ended() -> None:
+    now = 0.0
+    standing = progress.Standing.of(CELLS, TASKS, jobs=1)
+    standing.clock = lambda: now
+    assert standing.remaining() is None
+    standing.take(Event(STL.name, "started"))
+    for position in range(3):
+        now += 10
+        standing.take(Event(STL.name, "row", position, 1.0, "", 0.5, 10.0))
+    standing.take(Event(STL.name, "done"))
+    assert standing.remaining() == 60
+    standing.take(Event(BUDGET.name, "started"))
+    standing.take(Event(BUDGET.name, "row", 0, 1.0, "", 0.9, 10.0))
+    assert standing.remaining() == pytest.approx(50)
+    assert progress.summary(standing) == "1 of 3 cells done, 1 running, 1 waiting; about 50 s left"
+    standing.jobs = 2
+    assert standing.remaining() == pytest.approx(30), "no cell is divided"
+    assert not standing.take(Event(STL.name, "row", 2)), "it comes too late"
+    assert standing.take(Event(FINETUNE.name, "busy", text="another process runs it"))
+    assert not standing.take(Event(FINETUNE.name, "busy", text="another process runs it")), "once is enough"
+    assert progress.summary(standing) == "1 of 3 cells done, 1 running, 1 elsewhere; about 20 s left"
+    standing.take(Event(BUDGET.name, "started"))
+    assert standing.again == [f"{BUDGET.name}: its worker was lost"]
+
+
+def test_the_live_table_shows_what_runs_and_keeps_what_ended() -> None:
+    from rich.console import Console
+
+    console = Console(record=True, width=150, force_terminal=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    standing = progress.Standing.of(CELLS, TASKS, jobs=2)
+    with progress.Board(console) as shown:
+        for event in (
+            Event(STL.name, "started"),
+            Event(STL.name, "row", 0, 1.0, "first", 0.987, 3.0),
+            Event(BUDGET.name, "started"),
+            Event(BUDGET.name, "failed", text="DivergedError: [too] much"),
+        ):
+            standing.take(event)
+            shown.watch(standing, event)
+        console.print(shown.table(standing))
+    console.file.close()
+    text = console.export_text()
+    assert f"failed {BUDGET.name}: DivergedError: [too] much" in text
+    assert "2 of 3" in text
+    assert "98.7%" in text
+    assert "0 of 3 cells done, 1 failed, 1 running, 1 waiting" in text

@@ -1,0 +1,178 @@
+"""Runs: what a record holds, that the same cell gives the same record, and that a killed run goes on."""
+
+import gc
+import json
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from halrp.errors import DamagedError, LockedError, WriteError
+from halrp.lab import demo, streams
+from halrp.lab.methods import Method
+from halrp.lab.run import runner
+from halrp.lab.run.cell import Cell
+from halrp.lab.streams import Split
+from halrp.store import atomic
+from halrp.training.loop import Progress
+
+SHORT: dict[str, Any] = {"recipe": {"epochs": 2, "batch": 32}, "tasks": 3}
+CELL = Cell("halrp-budget", "digits", "digits-net", settings={"parameters_per_task": 4000}, **SHORT)
+
+
+def test_a_row_holds_the_accuracy_of_every_task_seen_so_far_and_what_it_cost() -> None:
+    rows = list(runner.run(CELL))
+    assert [len(row["test"]) for row in rows] == [len(row["val"]) for row in rows] == [1, 2, 3]
+    assert all(0 <= share <= 1 for row in rows for share in row["test"] + row["val"])
+    assert rows[0]["ranks"] == {}
+    assert set(rows[1]["ranks"]) <= {"conv1.weight", "conv2.weight", "linear.weight"}
+    assert rows[2]["parameters"] - rows[1]["parameters"] <= 4000
+    assert rows[2]["test"][:2] == rows[1]["test"], "a committed task never changes"
+    assert set(rows[0]["stages"]) == {"base"}
+    assert "warm-up" in rows[1]["stages"]
+    assert 0 < sum(rows[1]["stages"].values()) <= rows[1]["seconds"]
+    assert rows[1]["peak_bytes"] > 10**7
+
+
+def test_what_a_run_holds_does_not_grow_with_the_pictures_of_its_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Tensor]] = []
+    make = streams.Stream.__getitem__
+
+    def noted(stream: streams.Stream, position: int | slice) -> Any:
+        found: Any = make(stream, position)
+        if isinstance(position, int):
+            made.extend(weakref.ref(split.x) for split in (found.train, found.val, found.test))
+        return found
+
+    monkeypatch.setattr(streams.Stream, "__getitem__", noted)
+    monkeypatch.setattr(runner.Watched, "ROWS", 4)
+    for row in runner.run(Cell("be", "digits", "digits-net", **SHORT)):
+        gc.collect()
+        alive = sum(pictures() is not None for pictures in made)
+        assert alive == 3, f"those of the task just learned, at position {row['position']}"
+    assert len(made) == 3 * 3, "each task is made once"
+
+
+def test_a_joint_method_has_accuracies_only_when_all_tasks_have_come() -> None:
+    rows = list(runner.run(Cell("mtl", "digits", "digits-net", **SHORT)))
+    assert [row["test"] for row in rows[:2]] == [[None], [None, None]]
+    assert all(share is not None for share in rows[2]["test"])
+    assert "parameters" not in rows[0]
+
+
+@pytest.mark.parametrize("method", ["halrp-budget", "stl", "ewc", "be"])
+def test_a_run_that_is_interrupted_again_and_again_ends_with_the_record_of_one_that_was_not(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halrp.lab.methods.networks.CHECKPOINT_EVERY", 0.0)
+    settings = {"parameters_per_task": 4000} if method == "halrp-budget" else {}
+    cell = Cell(method, "digits", "digits-net", settings=settings, **SHORT)
+    whole = runner.execute(cell, tmp_path / "whole")
+    events = 0
+
+    def interrupt(after: int) -> Any:
+        seen = 0
+
+        def notify(event: Progress) -> None:
+            nonlocal seen
+            seen += event.loss is not None  # an epoch has ended; on a busy machine there are reports in between
+            if seen > after:
+                raise KeyboardInterrupt
+
+        return notify
+
+    while True:
+        events += 1
+        try:
+            found = runner.execute(cell, tmp_path / "cut", progress=interrupt(1))
+            break
+        except KeyboardInterrupt:
+            assert events < 40, "it makes no progress"
+    assert events > 3
+    assert runner.without_times(found) == runner.without_times(whole)
+    assert [path.name for path in (tmp_path / "cut").iterdir()] == [f"{cell.name}.json"], "nothing else is left"
+
+
+def test_a_finished_cell_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = Cell("be", "digits", "digits-net", **(SHORT | {"tasks": 1}))
+    first = runner.execute(cell, tmp_path)
+    monkeypatch.setattr(runner, "run", lambda *a, **k: pytest.fail("it ran"))
+    assert runner.execute(cell, tmp_path) == json.loads(json.dumps(first))
+
+
+def test_a_cell_that_another_process_runs_is_not_run_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = Cell("be", "digits", "digits-net", **(SHORT | {"tasks": 1}))
+    monkeypatch.setattr(runner, "WAIT", 0.0)
+    with atomic.locked(runner.Kept(tmp_path, cell).work), pytest.raises(LockedError, match=f"{cell.name}.*wait for it"):
+        runner.execute(cell, tmp_path)
+    assert runner.execute(cell, tmp_path)["rows"], "the lock goes with its holder"
+    assert [path.name for path in tmp_path.iterdir()] == [f"{cell.name}.json"]
+
+
+def test_a_state_that_is_damaged_or_of_another_cell_is_not_used(tmp_path: Path) -> None:
+    cell = Cell("be", "digits", "digits-net", **(SHORT | {"tasks": 2}))
+    whole = runner.execute(cell, tmp_path / "whole")
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / f"{cell.name}{runner.UNFINISHED}").write_bytes(b"nothing of use")
+    assert runner.without_times(runner.execute(cell, tmp_path / "cut")) == runner.without_times(whole)
+
+
+def test_a_record_says_where_it_was_made_and_can_be_read_back(tmp_path: Path) -> None:
+    cell = Cell("be", "digits", "digits-net", **(SHORT | {"tasks": 1}))
+    found = runner.execute(cell, tmp_path)
+    assert runner.read(tmp_path / f"{cell.name}.json") == json.loads(json.dumps(found))
+    assert {"halrp", "torch", "numpy", "python", "threads", "commit"} <= found["environment"].keys()
+    assert found["cell"] == cell.canonical()
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"cell": {"method": "be"}, "rows": []}', '{"cell": {}, "rows": [1]}'])
+def test_what_is_no_record_is_named(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "broken.json"
+    path.write_text(content)
+    with pytest.raises(DamagedError, match=r"broken\.json is not a"):
+        runner.read(path)
+
+
+def test_a_place_that_cannot_be_written_is_an_error_before_anything_is_learned(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(WriteError, match="file"):
+        runner.execute(CELL, tmp_path / "file" / "results")
+
+
+def test_the_demo_ends_with_a_table_of_all_four_methods_and_a_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "demo.html"
+    demo.main(["--tasks", "2", "--epochs", "2", "--page", str(page), "--results", str(tmp_path / "records")])
+    printed = capsys.readouterr().out
+    for words in ("average", "forgetting", "bytes per", "seconds", "By budget:"):
+        assert words in printed
+    assert "<title>Ten tasks on real digits</title>" in page.read_text()
+    assert '"halrp-budget' in page.read_text()
+    assert len(list((tmp_path / "records").glob("*.json"))) == 4
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The tasks whose accuracy was measured on all rows, one entry for each part."""
+    found: list[int] = []
+    real = runner.accuracy
+
+    def accuracy(method: Method, split: Split, task: int) -> float:
+        found.append(task)
+        return real(method, split, task)
+
+    monkeypatch.setattr(runner, "accuracy", accuracy)
+    return found
+
+
+def test_a_task_that_has_changed_is_measured_again(measured: list[int]) -> None:
+    list(runner.run(Cell("finetune", "digits", "digits-net", **SHORT)))
+    assert measured == [0, 0, 0, 0, 1, 1, 0, 0, 1, 1, 2, 2]
+
+
+def test_a_frozen_task_is_measured_once(measured: list[int]) -> None:
+    list(runner.run(Cell("be", "digits", "digits-net", **SHORT)))
+    assert measured == [0, 0, 1, 1, 2, 2]

@@ -1,0 +1,236 @@
+"""What a task owns, counted by hand on LeNet, the size of its file, and read-only."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from halrp.lab.backbones import build
+from halrp.model.codec import PRECISIONS, Precision
+from halrp.model.delta import Bought, Delta
+from halrp.model.layers.rules import Factors
+from halrp.model.plan import plan
+from halrp.store.task_file import parse
+
+RANKS = {"conv1.weight": 3, "conv2.weight": 20, "linear1.weight": 100, "linear2.weight": 100}
+NON_PRUNABLE = 13_143
+PRUNABLE = 531_469
+BIASES = 20 + 50 + 800 + 500
+STATISTICS = 2 * (20 + 50 + 800 + 500)
+COUNTERS = 4
+
+
+def factors(rows: int, columns: int, rank: int, dtype: torch.dtype = torch.float32) -> Factors:
+    def ones(*shape: int) -> Tensor:
+        return torch.ones(shape, dtype=dtype)
+
+    return Factors(ones(rows), ones(columns), ones(rows, rank), ones(rank, columns))
+
+
+def lenet_delta(precision: Precision = "float32") -> Delta:
+    """A delta of LeNet at the ranks of the published runs, factors without any zero."""
+    model = build("lenet", classes=10)
+    layout = plan(model)
+    adapted = layout.named("adapted")
+    assert set(adapted) == set(RANKS)
+    owned = {n: p.detach() for n, p in model.named_parameters() if n not in adapted} | dict(model.named_buffers())
+    return Delta.pack(
+        task="second",
+        classes=10,
+        base="fingerprint",
+        factors={n: factors(t.shape[0], t.shape[1], RANKS[n]) for n, t in adapted.items()},
+        owned=owned,
+        roles={n: layout.role(n) for n in owned},
+        bought={n: Bought(1.0, 2.0, 0.5) for n in adapted},
+        view="mean",
+        precision=precision,
+    )
+
+
+def small(p: Tensor, q: Tensor, owned: Mapping[str, Tensor] | None = None, precision: Precision = "float32") -> Delta:
+    layer = Factors(torch.ones(len(p), dtype=p.dtype), torch.ones(q.shape[1], dtype=p.dtype), p, q)
+    owned = {"bias": torch.ones(2, dtype=p.dtype)} if owned is None else owned
+    return Delta.pack("t", 2, "f", {"w": layer}, owned, dict.fromkeys(owned, "other"), precision=precision)
+
+
+def contents(delta: Delta) -> int:
+    """Bytes of the tensors in a delta's file."""
+    return delta.bytes - delta.header
+
+
+def test_the_base_of_the_published_runs_has_2_995_620_parameters() -> None:
+    assert sum(p.numel() for p in build("lenet", classes=10).parameters()) == 2_995_620
+
+
+def test_the_papers_count_of_lenet_is_the_closed_form() -> None:
+    delta = lenet_delta()
+    assert delta.paper_count(dense=True) == NON_PRUNABLE + PRUNABLE
+    assert delta.paper_count() == NON_PRUNABLE + PRUNABLE
+    assert delta.ranks == RANKS
+    assert delta.importance == dict.fromkeys(RANKS, 1.0)
+
+
+def test_the_honest_count_adds_biases_statistics_and_counters() -> None:
+    delta = lenet_delta()
+    assert delta.parameters == NON_PRUNABLE + PRUNABLE + BIASES + STATISTICS + COUNTERS
+    # Counters of batch norm are 8-byte integers.
+    assert contents(delta) == 4 * (NON_PRUNABLE + PRUNABLE + BIASES + STATISTICS) + 8 * COUNTERS
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_size_of_a_delta_is_the_size_of_its_file(precision: Precision) -> None:
+    delta = lenet_delta(precision)
+    content = delta.to_bytes()
+    assert delta.bytes == len(content)
+    # The format: 8 bytes that give the length of a JSON header, the header, the tensors.
+    assert delta.header == 8 + int.from_bytes(content[:8], "little")
+    tensors = {n: t for n, t in json.loads(content[8 : delta.header]).items() if n != "__metadata__"}
+    assert sum(t["data_offsets"][1] - t["data_offsets"][0] for t in tensors.values()) == contents(delta)
+    assert tensors.keys() == delta.tensors().keys()
+    size = {"float32": 4, "bfloat16": 2, "int8": 1}[precision]
+    scales = 4 * 2 * sum(RANKS.values()) if precision == "int8" else 0
+    rest = NON_PRUNABLE + BIASES + STATISTICS
+    assert contents(delta) == size * PRUNABLE + scales + 4 * rest + 8 * COUNTERS
+
+
+def test_a_delta_that_owns_nothing_has_no_size_of_its_own() -> None:
+    base = Delta("first", 3, "f")
+    assert base.bytes == base.parameters == base.paper_count() == 0
+    assert base.ranks == {}
+
+
+def test_pruned_entries_leave_both_counts_but_not_the_dense_one() -> None:
+    delta = lenet_delta()
+    layers = dict(delta.factors)
+    p = layers["linear1.weight"].p.clone()
+    p[:, 10:] = 0
+    pruned = delta.with_factors(layers | {"linear1.weight": dataclasses.replace(layers["linear1.weight"], p=p)})
+    gone = 800 * 90
+    assert pruned.paper_count() == NON_PRUNABLE + PRUNABLE - gone
+    assert pruned.paper_count(dense=True) == NON_PRUNABLE + PRUNABLE
+    assert pruned.parameters == delta.parameters - gone
+    # A tenth of 800 × 100 entries is left, and a bit for each entry.
+    assert contents(pruned) == contents(delta) - 4 * 800 * 100 + 4 * 800 * 10 + 800 * 100 // 8
+    assert pruned.bytes == len(pruned.to_bytes()) < delta.bytes
+    assert delta.paper_count() == NON_PRUNABLE + PRUNABLE
+    assert torch.equal(pruned.factors["linear1.weight"].p, p)
+
+
+def test_a_factor_is_stored_sparse_only_if_the_file_is_smaller() -> None:
+    dense = small(torch.ones(1000, 2), torch.ones(2, 3))
+    for zeros in range(40, 2000, 20):
+        p = torch.ones(1000, 2)
+        p.view(-1)[:zeros] = 0
+        found = small(p, torch.ones(2, 3))
+        assert found.bytes <= dense.bytes
+        sparse = "p/w.mask" in found.tensors()
+        assert contents(found) == contents(dense) - (4 * zeros - 2000 // 8 if sparse else 0)
+        # A mask of 250 bytes must be saved first, and what its name in the header may need.
+        assert sparse == (4 * zeros > 250 + 160)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float64, 8), (torch.float32, 4), (torch.bfloat16, 2)])
+def test_bytes_follow_the_type_of_the_numbers(dtype: torch.dtype, size: int) -> None:
+    delta = small(torch.ones(5, 2, dtype=dtype), torch.ones(2, 3, dtype=dtype), {"bias": torch.ones(5, dtype=dtype)})
+    assert delta.parameters == 5 + 3 + 10 + 6 + 5
+    assert contents(delta) == size * delta.parameters
+    assert {t.dtype for f in delta.factors.values() for t in f.tensors()} == {dtype}
+
+
+@pytest.mark.parametrize(("precision", "factor_bytes"), [("bfloat16", 2 * 16), ("int8", 16 + 4 * 4)])
+def test_only_factors_and_outright_weights_are_kept_in_a_lower_precision(
+    precision: Precision, factor_bytes: int
+) -> None:
+    delta = small(torch.ones(5, 2), torch.ones(2, 3), {"bias": torch.ones(5)}, precision)
+    assert contents(delta) == 4 * (5 + 3 + 5) + factor_bytes
+    assert {t.dtype for f in delta.factors.values() for t in f.tensors()} == {torch.float32}
+
+
+def test_a_tiny_entry_is_stored_because_the_task_must_come_back_exactly_but_the_paper_ignores_it() -> None:
+    delta = small(torch.tensor([[1e-9], [1.0]]), torch.ones(1, 3), {"bias": torch.ones(1)})
+    assert delta.parameters == 2 + 3 + 2 + 3 + 1
+    assert contents(delta) == 4 * 11
+    assert delta.paper_count() == 2 + 3 + 1 + 3
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_rank_zero_costs_its_scales(precision: Precision) -> None:
+    delta = small(torch.zeros(4, 0), torch.zeros(0, 3), {"bias": torch.ones(1)}, precision)
+    assert delta.ranks == {"w": 0}
+    assert delta.paper_count() == 7
+    assert delta.parameters == 8
+    assert contents(delta) == 4 * 8
+    assert delta.factors["w"].p.shape == (4, 0)
+    assert delta.factors["w"].q.shape == (0, 3)
+
+
+def test_weights_owned_outright_count_in_full() -> None:
+    weight, bias = torch.arange(30.0).reshape(6, 5), torch.ones(6)
+    for shape in ((6, 5), (6, 5, 1, 1), (2, 3, 5)):
+        owned = {"w": weight.reshape(shape), "b": bias}
+        delta = Delta.pack("t", 2, "f", {}, owned, {"w": "weight", "b": "bias"})
+        assert delta.ranks == {}
+        assert delta.paper_count() == delta.paper_count(dense=True) == 30
+        assert delta.parameters == 36
+        assert contents(delta) == 4 * 36
+        assert torch.equal(delta.owned["w"], weight.reshape(shape))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_packing_what_a_delta_holds_gives_the_same_file_in_the_same_precision(precision: Precision) -> None:
+    generator = torch.Generator().manual_seed(0)
+    p, q = torch.randn(7, 3, generator=generator), torch.randn(3, 9, generator=generator)
+    weight = torch.randn(6, 5, generator=generator)
+    roles: dict[str, Any] = {"own": "weight", "b": "bias"}
+    parts = {"w": Factors(torch.ones(7), torch.ones(9), p, q)}
+    once = Delta.pack("t", 2, "f", parts, {"own": weight, "b": torch.ones(6)}, roles, precision=precision)
+    again = Delta.pack("t", 2, "f", once.factors, once.owned, roles, precision=precision)
+    if precision == "int8":  # a scale times 127 over 127 may be rounded
+        for a, b in ((once.factors["w"].p, again.factors["w"].p), (once.owned["own"], again.owned["own"])):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=0)
+    else:
+        assert once.to_bytes() == again.to_bytes()
+    assert parse(once.to_bytes(), "file").to_bytes() == once.to_bytes() == once.to_bytes()
+
+
+@pytest.mark.parametrize("mapping", ["scales", "coded", "shapes", "plain", "roles", "bought", "how"])
+def test_mappings_are_read_only_and_apart_from_what_was_passed(mapping: str) -> None:
+    passed: dict[str, Any] = {n: {} for n in ("scales", "coded", "shapes", "plain", "roles", "bought", "how")}
+    delta = Delta("t", 2, "f", **passed)
+    passed[mapping]["late"] = None
+    assert dict(getattr(delta, mapping)) == {}
+    with pytest.raises(TypeError):
+        getattr(delta, mapping)["late"] = None
+
+
+@pytest.mark.parametrize("mapping", ["factors", "owned", "roles", "bought", "how"])
+def test_what_is_packed_is_read_only_and_apart_from_what_was_passed(mapping: str) -> None:
+    passed: dict[str, Any] = {name: {} for name in ("factors", "owned", "roles", "bought", "how")}
+    delta = Delta.pack("t", 2, "f", **passed)
+    passed[mapping]["late"] = None
+    assert dict(getattr(delta, mapping)) == {}
+    with pytest.raises(TypeError):
+        cast(Any, getattr(delta, mapping))["late"] = None
+
+
+def test_a_delta_is_frozen_and_says_what_matters() -> None:
+    delta = lenet_delta()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        delta.task = "other"  # type: ignore[misc]
+    text = repr(delta)
+    assert "'second'" in text
+    assert "conv2.weight: 20" in text
+    assert f"{delta.bytes:,}" in text
+
+
+def test_other_factors_make_another_delta() -> None:
+    delta = small(torch.ones(4, 2), torch.ones(2, 3), {"bias": torch.ones(4)})
+    other = delta.with_factors({"w": factors(4, 3, 1)})
+    assert other.ranks == {"w": 1}
+    assert delta.ranks == {"w": 2}
+    assert other.owned["bias"] is delta.owned["bias"]
+    assert delta.bytes - other.bytes == 4 * 7

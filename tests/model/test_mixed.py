@@ -1,0 +1,412 @@
+"""Mixed batches of whole networks, the models that one pass cannot serve, and what calls must not change."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from halrp import Delta, Halrp, Learner, Plan
+from halrp.errors import DataError
+from halrp.lab import backbones
+from halrp.model.mixed import MixedModule
+from halrp.model.plan import plan as plan_of
+from halrp.model.views import task_view
+from tests.helpers import FAST, NETS, digest, drawn, net, tiny_task
+from tests.model.mixing import TOLERANCE, around, assert_close, assert_mixes, inputs, random_delta, shuffled_rows
+
+ROOMY = Halrp.budget(growth_per_task=0.9)
+
+
+def of(learner: Learner) -> tuple[nn.Module, Plan, list[Delta | None]]:
+    """The base, the plan and the tasks of a learner; the first stands for the base's own task."""
+    base = cast(Any, learner)._base
+    return base.module, base.plan, [None, *learner.tasks.values()]
+
+
+class Block(nn.Module):
+    """Two convolutions with batch norm beside a shortcut that changes the width."""
+
+    def __init__(self, columns: int, rows: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(columns, rows, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(rows)
+        self.conv2 = nn.Conv2d(rows, rows, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(rows)
+        self.short = nn.Sequential(nn.Conv2d(columns, rows, 1, stride, bias=False), nn.BatchNorm2d(rows))
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm2(self.conv2(self.relu(self.norm1(self.conv1(x)))))
+        y += self.short(x)
+        return cast(Tensor, self.relu(y))
+
+
+def residual() -> nn.Module:
+    """A small network with shortcuts."""
+    body = nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1), Block(8, 8, 1), Block(8, 16, 2), nn.AdaptiveAvgPool2d(1))
+    return nn.Sequential(body, nn.Flatten(), nn.Linear(16, 3))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("view", ["mean", "full"])
+@pytest.mark.parametrize("kind", ["residual", "lenet", "resnet18"])
+def test_whole_networks_agree_in_both_precisions(kind: str, view: str, dtype: torch.dtype) -> None:
+    model = (drawn(residual) if kind == "residual" else backbones.build(kind)).to(dtype).eval()
+    plan = plan_of(model)
+    outright = ("conv1.weight", "0.1.conv2.weight", "blocks.3.conv2.weight")
+    deltas = [
+        None,
+        *(
+            random_delta(model, plan, seed, 2 + seed, view, outright if seed % 2 else (), rank=seed)
+            for seed in range(4)
+        ),
+    ]
+    shape = (16, 3, 9, 9) if kind == "residual" else (16, 3, 32, 32)
+    assert_mixes(model, plan, deltas, inputs(*shape, dtype=dtype))
+
+
+class Twice(nn.Module):
+    """One layer that is called twice, once by another name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+        self.again = self.body
+        self.fc = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.fc(self.again(self.body(x).tanh()).tanh()))
+
+
+def test_a_layer_may_be_called_twice_and_by_two_names() -> None:
+    model = drawn(Twice).double().eval()
+    plan = plan_of(model)
+    deltas = [None, *(random_delta(model, plan, seed) for seed in range(3))]
+    assert_mixes(model, plan, deltas, inputs(11, 8))
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_learned_tasks_give_the_same_logits_and_answers_on_a_test_set(kind: str) -> None:
+    learner = Learner(net(kind), recipe=FAST, method=ROOMY)
+    for seed, classes in enumerate((3, 2, 4, 3)):
+        learner.learn(f"task {seed}", tiny_task(kind, seed, classes=classes))
+    base, plan, deltas = of(learner)
+    x, _ = tiny_task(kind, seed=9, examples=40)
+    assert_mixes(base, plan, deltas, x)
+
+
+def test_logits_are_as_wide_as_the_widest_task_present() -> None:
+    model, plan = around(lambda: nn.Linear(10, 9), 10)
+    deltas = [None, random_delta(model, plan, 1, classes=2), random_delta(model, plan, 2, classes=7)]
+    mixed, x = MixedModule(model, plan, deltas), inputs(6, 10)
+    for _ in range(2):
+        narrow = mixed(x, torch.tensor([0, 1, 0, 1, 1, 0]))
+        assert narrow.shape == (6, 3)
+        assert torch.equal(narrow.isneginf().sum(1), torch.tensor([0, 1, 0, 1, 1, 0]))
+        wide = mixed(x, torch.tensor([0, 1, 2, 2, 1, 0]))
+        assert wide.shape == (6, 7)
+        assert torch.equal(wide.isneginf().sum(1), torch.tensor([4, 5, 0, 0, 5, 4]))
+
+
+def test_a_softmax_after_the_head_sees_only_the_classes_of_the_task() -> None:
+    model = nn.Sequential(drawn(lambda: nn.Linear(10, 12)), nn.Linear(12, 3), nn.LogSoftmax(1)).double().eval()
+    plan = plan_of(model, "1")
+    deltas = [None, *(random_delta(model, plan, seed, classes=2 + seed) for seed in range(3))]
+    assert_mixes(model, plan, deltas, inputs(15, 10))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_head_may_be_a_convolution(bias: bool) -> None:
+    def build() -> nn.Module:
+        head = nn.Conv2d(9, 3, 1, bias=bias)
+        return nn.Sequential(nn.Conv2d(8, 9, 3), nn.ReLU(), head, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    model = drawn(build).double().eval()
+    plan = plan_of(model, "2")
+    deltas = [None, *(random_delta(model, plan, seed, classes=2 + seed) for seed in range(3))]
+    assert_mixes(model, plan, deltas, inputs(15, 8, 5, 5))
+
+
+def test_none_and_a_task_that_owns_nothing_are_the_base() -> None:
+    model, plan = around(lambda: nn.Linear(10, 9), 10)
+    own = Delta.pack("first", 3, "", {}, {}, {})
+    deltas = [None, random_delta(model, plan, 1), own]
+    assert_mixes(model, plan, deltas, inputs(9, 10))
+    x = inputs(4, 10)
+    with torch.no_grad():
+        expected = model(x)
+    assert torch.equal(MixedModule(model, plan, deltas)(x, torch.tensor([0, 2, 2, 0])), expected)
+
+
+def test_rows_of_one_task_are_that_tasks_own_pass_to_the_bit() -> None:
+    model, plan = around(lambda: nn.Conv2d(8, 9, 3), 8, 5, 5)
+    delta = random_delta(model, plan, 1)
+    x = inputs(7, 8, 5, 5)
+    with torch.no_grad():
+        expected = task_view(model, plan, delta.factors, delta.owned, delta.classes)(x)
+    assert torch.equal(MixedModule(model, plan, [None, delta])(x, torch.ones(7, dtype=torch.long)), expected)
+
+
+def test_a_comparison_is_made_once() -> None:
+    model, plan = around(lambda: nn.Linear(10, 9), 10)
+    mixed = MixedModule(model, plan, [random_delta(model, plan, seed) for seed in range(3)])
+    x, rows = inputs(6, 10), torch.arange(6) % 3
+    mixed(x, rows)
+    mixed._views.clear()
+    mixed(x, rows)
+    assert not mixed._views
+
+
+def test_lower_precision_by_autocast_stays_in_one_pass() -> None:
+    model, plan = around(lambda: nn.Conv2d(8, 9, 3), 8, 5, 5, dtype=torch.float32)
+    deltas = [None, *(random_delta(model, plan, seed) for seed in range(3))]
+    mixed, x = MixedModule(model, plan, deltas), inputs(8, 8, 5, 5, dtype=torch.float32)
+    rows = torch.arange(8) % 4
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        first, second = mixed(x, rows), mixed(x, rows)
+    assert mixed.one_pass, mixed.reason
+    # bfloat16 has eight bits: a few roundings of 0.4 %.
+    torch.testing.assert_close(second.float(), first.float(), rtol=0, atol=0.05 * float(first.abs().max()))
+
+
+# ---- models that one pass cannot serve ----------------------------------------------------------------------------
+
+
+class SequenceFirst(nn.Module):
+    """Works on (length, rows, features) between its input and its head."""
+
+    def __init__(self, recurrent: bool = False) -> None:
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+        self.gru = nn.GRU(8, 8) if recurrent else None
+        self.fc = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.body(x.transpose(0, 1)).tanh()
+        if self.gru is not None:
+            y = self.gru(y)[0]
+        return cast(Tensor, self.fc(y.mean(0)))
+
+
+class Token(nn.Module):
+    """Adds a learned vector that belongs to the model itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(1, 8))
+        self.body = nn.Linear(8, 8)
+        self.fc = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.fc(self.body(x.mean(1) + self.token).tanh()))
+
+
+class Reader(SequenceFirst):
+    """Reads a layer's weight instead of calling the layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.fc((x.mean(1) @ self.body.weight).tanh()))
+
+
+class Centred(SequenceFirst):
+    """Subtracts the mean of the batch, so that rows depend on each other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.body(x.mean(1))
+        return cast(Tensor, self.fc(y - y.mean(0)))
+
+
+class TiedLayers(SequenceFirst):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Linear(8, 8)
+        self.other.weight = self.body.weight
+        self.fc = cast(nn.Linear, self._modules.pop("fc"))  # a head is the last layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.fc(self.other(self.body(x.mean(1)).tanh())))
+
+
+class Hooked(SequenceFirst):
+    """Changes a layer's output in a hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body.register_forward_hook(lambda _module, _inputs, y: 2 * y)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.fc(self.body(x.mean(1)).tanh()))
+
+
+class Doubled(nn.Linear):
+    """A linear layer of the user's own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def batch_statistics() -> nn.Module:
+    norm = nn.BatchNorm1d(6, track_running_stats=False)
+    return nn.Sequential(nn.Linear(8, 8), norm, nn.Flatten(), nn.Linear(48, 3))
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "sequence first": (lambda: SequenceFirst(recurrent=True), "gru"),
+    "token": (Token, "the model itself"),
+    "tied": (TiedLayers, "tied"),
+    "hooks": (Hooked, "hooks"),
+    "own layer": (lambda: nn.Sequential(nn.Flatten(), Doubled(48, 12), nn.Linear(12, 3)), "Doubled"),
+    "weight norm": (
+        lambda: nn.Sequential(
+            nn.Flatten(), parametrizations.weight_norm(nn.Linear(48, 12)), nn.Linear(12, 12), nn.Linear(12, 3)
+        ),
+        "not known",
+    ),
+    "batch statistics": (batch_statistics, "statistics of the batch"),
+}
+NOTICED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "sequence first": (SequenceFirst, "shape"),
+    "weight read": (Reader, "AttributeError"),
+    "rows that depend on each other": (Centred, "differed"),
+}
+
+
+def by_groups(model: nn.Module, plan: Plan, deltas: Sequence[Delta], x: Tensor, rows: Tensor) -> Tensor:
+    """Each task's rows together through its own view."""
+    logits = x.new_empty(len(x), 3)
+    with torch.no_grad():
+        for task, delta in enumerate(deltas):
+            view = task_view(model, plan, delta.factors, delta.owned, delta.classes)
+            logits[rows == task] = view(x[rows == task])
+    return logits
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_cannot_be_mixed_is_named_at_once_and_goes_task_by_task(kind: str) -> None:
+    build, reason = REFUSED[kind]
+    check_fallback(build, reason, at_once=True)
+
+
+@pytest.mark.parametrize("kind", NOTICED)
+def test_what_turns_out_not_to_mix_goes_task_by_task_from_the_first_batch_on(kind: str) -> None:
+    build, reason = NOTICED[kind]
+    check_fallback(build, reason, at_once=False)
+
+
+def check_fallback(build: Callable[[], nn.Module], reason: str, at_once: bool, count: int = 9) -> None:
+    model = drawn(build).double().eval()
+    plan = plan_of(model)
+    deltas = [random_delta(model, plan, seed) for seed in range(3)]
+    mixed = MixedModule(model, plan, deltas)
+    assert mixed.one_pass is not at_once
+    x, rows = inputs(count, 6, 8), torch.arange(count).flip(0) % 3
+    expected = by_groups(model, plan, deltas, x, rows)
+    for _ in range(2):
+        assert_close(mixed(x, rows), expected)
+        assert not mixed.one_pass
+        assert reason in mixed.reason
+
+
+def test_a_sequence_as_long_as_the_batch_is_not_taken_for_its_rows() -> None:
+    check_fallback(SequenceFirst, "differed", at_once=False, count=6)
+
+
+def test_a_later_batch_of_another_shape_can_still_fall_back() -> None:
+    class Sometimes(SequenceFirst):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if x.shape[1] > 1 else cast(Tensor, self.fc(self.body(x[:, 0]).tanh()))
+
+    model = drawn(Sometimes).double().eval()
+    plan = plan_of(model)
+    deltas = [random_delta(model, plan, seed) for seed in range(3)]
+    mixed, rows = MixedModule(model, plan, deltas), torch.arange(9) % 3
+    for length in (1, 1, 4):
+        assert mixed.one_pass
+        x = inputs(9, length, 8)
+        assert_close(mixed(x, rows), by_groups(model, plan, deltas, x, rows))
+    assert not mixed.one_pass
+
+
+def test_inputs_that_no_task_can_take_raise_the_models_own_error_and_change_nothing() -> None:
+    model, plan = around(lambda: nn.Linear(10, 9), 10)
+    mixed = MixedModule(model, plan, [random_delta(model, plan, seed) for seed in range(2)])
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            mixed(inputs(4, 11), torch.tensor([0, 1, 0, 1]))
+        assert mixed.one_pass
+        mixed(inputs(4, 10), torch.tensor([0, 1, 0, 1]))
+
+
+# ---- contracts ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([0, 1], "for each"),
+        ([0.0, 1.0, 1.0], "an integer"),
+        ([0, 1, 2], "names task 2"),
+        ([0, -1, 1], "names task -1"),
+    ],
+)
+def test_rows_that_name_no_task_are_refused(rows: list[float], message: str) -> None:
+    model, plan = around(lambda: nn.Linear(10, 9), 10)
+    mixed = MixedModule(model, plan, [None, random_delta(model, plan, 1)])
+    with pytest.raises(DataError, match=message):
+        mixed(inputs(3, 10), torch.tensor(rows))
+
+
+def test_neither_base_nor_deltas_nor_inputs_are_changed() -> None:
+    model = drawn(residual).eval()
+    plan = plan_of(model)
+    deltas = [None, *(random_delta(model, plan, seed) for seed in range(3))]
+
+    def state() -> list[object]:
+        own = [d.to_bytes() for d in deltas if d is not None]
+        flags = [(p.requires_grad, p.grad) for p in model.parameters()]
+        return [digest(model), own, flags, [m.training for m in model.modules()], [*vars(model.get_submodule("0.0"))]]
+
+    before, x, rows = state(), inputs(8, 3, 9, 9, dtype=torch.float32), torch.arange(8) % 4
+    given = x.clone()
+    mixed = MixedModule(model, plan, deltas)
+    logits = [mixed(x, rows) for _ in range(3)]
+    assert mixed.one_pass
+    assert state() == before
+    assert torch.equal(x, given)
+    assert torch.equal(rows, torch.arange(8) % 4)
+    assert not any(each.requires_grad for each in logits)
+    assert torch.equal(logits[1], logits[2])
+
+
+def test_threads_with_different_rows_do_not_meet() -> None:
+    model = drawn(residual).eval()
+    plan = plan_of(model)
+    mixed = MixedModule(model, plan, [random_delta(model, plan, seed) for seed in range(4)])
+    x = inputs(12, 3, 9, 9, dtype=torch.float32)
+    rows = [shuffled_rows(12, 4, seed) for seed in range(2)]
+    mixed(x, rows[0])
+    expected = [mixed(x, each) for each in rows]
+    start = threading.Barrier(2)
+    got: list[list[Tensor]] = [[], []]
+
+    def serve(number: int) -> None:
+        start.wait()
+        for _ in range(20):
+            got[number].append(mixed(x, rows[number]))
+
+    threads = [threading.Thread(target=serve, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number in range(2):
+        assert len(got[number]) == 20
+        assert all(torch.equal(each, expected[number]) for each in got[number])

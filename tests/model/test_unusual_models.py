@@ -1,0 +1,302 @@
+"""Models whose weights are tied, held twice, called twice, bare or parametrized, against dense references."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from halrp import Halrp, Learner, Plan
+from halrp.model.layers.rules import Factors
+from halrp.model.plan import plan
+from halrp.model.views import merged_copy, task_view
+from tests.helpers import FAST, drawn, tiny_task
+
+ROOMY = Halrp.budget(growth_per_task=0.9)
+
+
+class Headed(nn.Module):
+    """Parts with a head `fc` after them."""
+
+    one: Any
+    two: Any
+    conv: Any
+    gru: Any
+
+    def __init__(self, **parts: nn.Module) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self.fc = nn.Linear(12, 3)
+
+
+class Tied(Headed):
+    """Two square layers, which a test may tie, under a head."""
+
+    def __init__(self, tie: bool = True) -> None:
+        super().__init__(one=nn.Linear(12, 12), two=nn.Linear(12, 12))
+        if tie:
+            self.two.weight = self.one.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.fc(self.two(self.one(x).tanh()).tanh()))
+
+
+class Twice(Headed):
+    """One layer that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__(one=nn.Linear(12, 12), conv=nn.Conv1d(1, 8, 3, padding=1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.one(self.one(x).tanh()).tanh()
+        return cast(Tensor, self.fc(self.conv(y.unsqueeze(1)).mean(1)))
+
+
+class Named(Twice):
+    """One layer under two names, both of which are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = self.one
+        self.folded = nn.Sequential(self.conv)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.again(self.one(x).tanh()).tanh()
+        return cast(Tensor, self.fc(self.folded(y.unsqueeze(1)).mean(1)))
+
+
+class Lists(nn.Module):
+    """Bare parameters: in a list, in a dictionary and on the model itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.several = nn.ParameterList([nn.Parameter(torch.randn(12, 12) / 4) for _ in range(2)])
+        self.named = nn.ParameterDict({"key": torch.randn(12, 12) / 4})
+        self.own = nn.Parameter(torch.randn(12, 12) / 4)
+        self.fc = nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for weight in (*self.several, self.named["key"], self.own):
+            x = (x @ weight).tanh()
+        return cast(Tensor, self.fc(x))
+
+
+class TiedInOne(Headed):
+    """A recurrent layer, two of whose own weights are one parameter."""
+
+    def __init__(self) -> None:
+        super().__init__(gru=nn.GRU(6, 12, num_layers=2, batch_first=True))
+        self.gru.weight_hh_l1 = self.gru.weight_hh_l0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.fc(self.gru(x.unflatten(1, (2, 6)))[0][:, -1]))
+
+
+class Mine(nn.Linear):
+    """A subclass that computes something else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 2 * x @ self.weight.T
+
+
+def subclassed() -> nn.Module:
+    return nn.Sequential(Mine(12, 12), nn.Tanh(), nn.Linear(12, 3))
+
+
+UNUSUAL: dict[str, Callable[[], nn.Module]] = {
+    "tied": Tied,
+    "twice": Twice,
+    "named": Named,
+    "lists": Lists,
+    "tied in one": TiedInOne,
+    "mine": subclassed,
+}
+
+
+def random_factors(model: nn.Module, found: Plan) -> dict[str, Factors]:
+    """Trainable factors for every adapted parameter."""
+    g = torch.Generator().manual_seed(5)
+
+    def draw(*shape: int) -> nn.Parameter:
+        return nn.Parameter(1 + 0.3 * torch.randn(*shape, generator=g, dtype=torch.float64))
+
+    return {
+        n: Factors(draw(t.shape[0]), draw(t.shape[1]), draw(t.shape[0], 2), draw(2, t.shape[1]))
+        for n, t in found.named("adapted").items()
+    }
+
+
+@pytest.mark.parametrize("case", UNUSUAL)
+def test_a_view_computes_and_differentiates_as_the_model_with_merged_weights(case: str) -> None:
+    model = drawn(UNUSUAL[case]).double()
+    found = plan(model)
+    factors = random_factors(model, found)
+    dense = copy.deepcopy(model)
+    weights = dict(dense.named_parameters())
+    with torch.no_grad():
+        for name, part in factors.items():
+            weights[name].copy_(part.merged(weights[name]))
+    view = task_view(model, found, factors, {})
+    x = torch.randn(5, 12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    torch.testing.assert_close(view(x), dense(x), rtol=1e-10, atol=1e-12)
+    view(x).square().sum().backward()
+    dense(x).square().sum().backward()
+    for name, part in factors.items():
+        copies = part.map(lambda t: t.detach().clone().requires_grad_())
+        copies.merged(model.get_parameter(name).detach()).backward(weights[name].grad)
+        for tensor, expected in zip(part.tensors(), copies.tensors(), strict=True):
+            torch.testing.assert_close(tensor.grad, expected.grad, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("case", UNUSUAL)
+def test_unusual_models_learn_and_export(case: str) -> None:
+    model = drawn(UNUSUAL[case])
+    x, y = torch.randn(12, 12, generator=torch.Generator().manual_seed(1)), torch.arange(12) % 3
+    learner = Learner(model, recipe=FAST, method=ROOMY)
+    learner.learn("a", (x, y))
+    learner.learn("b", (x, 2 - y))
+    exported = learner.export("b")
+    torch.testing.assert_close(exported(x), learner.predict(x, "b"), rtol=1e-5, atol=1e-6)
+    assert [n for n, _ in exported.named_parameters()] == [n for n, _ in model.named_parameters()]
+    assert list(exported.state_dict()) == list(model.state_dict())
+
+
+def test_tied_layers_are_adapted_together_through_the_merged_weight_and_stay_tied() -> None:
+    model = drawn(Tied)
+    found = plan(model)
+    treatment = found.treatments["one.weight"]
+    assert treatment.places == ("one.weight", "two.weight")
+    assert not treatment.by_rule
+    assert "tied" in treatment.reason
+    assert "two.weight" not in found.treatments
+    factors = {n: f.map(lambda t: t.detach().float()) for n, f in random_factors(model, found).items()}
+    head = {n: model.get_parameter(n).detach() for n in ("fc.weight", "fc.bias")}
+    exported = merged_copy(model, found, factors, head, 3)
+    assert exported.get_parameter("one.weight") is exported.get_parameter("two.weight")
+
+
+def test_a_module_under_two_names_keeps_its_rule() -> None:
+    found = plan(drawn(Named))
+    assert found.treatments["one.weight"].by_rule
+    assert found.treatments["conv.weight"].by_rule
+
+
+def test_a_subclass_goes_through_the_merged_weight() -> None:
+    assert not plan(subclassed()).treatments["0.weight"].by_rule
+
+
+def test_a_weight_normed_layer_is_owned_and_learns() -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(weight_norm(nn.Linear(10, 12)), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 3))
+
+    model = drawn(build)
+    found = plan(model).treatments
+    assert found["0.parametrizations.weight.original1"].kind == "owned"
+    assert "parametrized" in found["0.parametrizations.weight.original1"].reason
+    learner = Learner(model, recipe=FAST, method=ROOMY)
+    learner.learn("a", tiny_task("mlp", 0))
+    delta = learner.learn("b", tiny_task("mlp", 1))
+    assert "0.parametrizations.weight.original1" in delta.owned
+    x = tiny_task("mlp", 1)[0]
+    torch.testing.assert_close(learner.export("b")(x), learner.predict(x, "b"), rtol=1e-5, atol=1e-6)
+
+
+def test_a_head_under_two_names_is_found_by_either_and_replaced_in_both() -> None:
+    class Alias(Tied):
+        def __init__(self) -> None:
+            super().__init__(tie=False)
+            self.classifier = self.fc
+
+        def forward(self, x: Tensor) -> Tensor:
+            return cast(Tensor, self.classifier(self.two(self.one(x).tanh())))
+
+    x, y = torch.randn(12, 12, generator=torch.Generator().manual_seed(1)), torch.arange(12)
+    for name in (None, "fc", "classifier"):
+        learner = Learner(drawn(Alias), head=name, recipe=FAST, method=ROOMY)
+        assert learner.head == "fc"
+        learner.learn("a", (x, y % 2))
+        learner.learn("b", (x, y % 4))
+        assert learner.predict(x, "a").shape == (12, 2)
+        assert learner.predict(x, "b").shape == learner.export("b")(x).shape == (12, 4)
+
+
+class Kept(nn.Module):
+    """A net that keeps its activations, as many attention layers keep their maps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(10, 12)
+        self.fc = nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept = self.one(x).tanh()
+        return cast(Tensor, self.fc(self.kept))
+
+
+def test_a_model_that_keeps_activations_learns_task_after_task() -> None:
+    learner = Learner(drawn(Kept), recipe=FAST, method=ROOMY)
+    for task in range(3):
+        learner.learn(f"t{task}", tiny_task("mlp", task))
+    x = tiny_task("mlp", 2)[0]
+    torch.testing.assert_close(learner.export("t2")(x), learner.predict(x, "t2"), rtol=1e-5, atol=1e-6)
+
+
+class SharedStatistics(nn.Module):
+    """Two norm layers that keep one tensor of running means."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.first = nn.Linear(10, 12), nn.BatchNorm1d(12)
+        self.two, self.second = nn.Linear(12, 12), nn.BatchNorm1d(12)
+        self.second.running_mean = self.first.running_mean
+        self.fc = nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.fc(self.second(self.two(self.first(self.one(x)).relu())).relu()))
+
+
+def test_a_buffer_held_twice_is_the_tasks_own_in_both_places() -> None:
+    learner = Learner(drawn(SharedStatistics), recipe=FAST, method=ROOMY)
+    x, y = tiny_task("mlp", 0)
+    learner.learn("a", (x, y))
+    before = learner.predict(x, "a")
+    learner.learn("b", (x + 3, y))
+    assert torch.equal(learner.predict(x, "a"), before)
+    view = learner.module("b")
+    means = [view.get_buffer(f"{layer}.running_mean") for layer in ("first", "second")]
+    assert torch.equal(means[0], means[1])
+    assert not torch.equal(means[0], learner.module("a").get_buffer("first.running_mean"))
+
+
+def test_convolutions_of_different_dimensions_in_one_model() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.flat, self.deep = nn.Conv2d(3, 8, 3, padding=1), nn.Conv3d(1, 8, 3, padding=1)
+            self.fc = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return cast(Tensor, self.fc(self.deep(self.flat(x).relu().unsqueeze(1)).mean((2, 3, 4))))
+
+    learner = Learner(drawn(Mixed), recipe=FAST, method=ROOMY)
+    for task in range(2):
+        learner.learn(f"t{task}", tiny_task("conv", task, examples=8))
+    assert learner.predict(tiny_task("conv", 1)[0], "t1").isfinite().all()
+
+
+def test_a_model_with_state_of_its_own_kind_can_be_the_base() -> None:
+    class Stateful(Tied):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"version": 1}
+
+        def set_extra_state(self, state: Any) -> None:
+            pass
+
+    learner = Learner(drawn(Stateful), recipe=FAST, method=ROOMY, base="given")
+    assert learner.predict(torch.zeros(1, 12), None).shape == (1, 3)

@@ -1,0 +1,201 @@
+"""Files that are whole or absent, and a lock that dies with its holder."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halrp.errors import DamagedError, LockedError, StoreError, WriteError
+from halrp.store import atomic
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_file_is_written_and_replaced_whole(durable: bool, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "file"
+    for content in (b"first", b"", b"a longer second"):
+        atomic.write(path, content, durable=durable)
+        assert path.read_bytes() == atomic.read(path) == content
+        assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_reader_sees_the_old_file_until_the_new_one_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    atomic.write(path, b"old")
+    original, seen = os.replace, []
+
+    def replace(source: Path, target: Path) -> None:
+        seen.append((target.read_bytes(), source.read_bytes(), source.name.endswith(atomic.TEMPORARY), source.parent))
+        original(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    atomic.write(path, b"new")
+    # The same folder: a move between file systems would not be one step.
+    assert seen == [(b"old", b"new", True, tmp_path)]
+    assert path.read_bytes() == b"new"
+
+
+def test_the_disk_has_the_content_before_a_durable_write_moves_it_into_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    sync, replace = os.fsync, os.replace
+
+    def fsync(handle: int) -> None:
+        steps.append("folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "content")
+        sync(handle)
+
+    def move(*names: Any) -> None:
+        steps.append("move")
+        replace(*names)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", move)
+    atomic.write(tmp_path / "file", b"x")
+    assert steps == ["content", "move"]
+    atomic.write(tmp_path / "other", b"x", durable=False)
+    assert steps == ["content", "move", "move"]
+    steps.clear()
+    atomic.flush_folder(tmp_path)
+    assert steps == ["folder"]
+    atomic.write(tmp_path / "new" / "folder" / "file", b"x")  # each new folder is remembered by the one above it
+    assert steps == ["folder", "folder", "folder", "content", "move"]
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+@pytest.mark.parametrize(
+    ("error", "raised", "message"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), WriteError, r"file could not be written: the disk is full"),
+        (PermissionError(errno.EACCES, "Permission denied"), WriteError, r"Permission denied; what was there before"),
+        (KeyboardInterrupt("stop"), KeyboardInterrupt, "stop"),
+    ],
+)
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_unfinished(
+    step: str,
+    error: BaseException,
+    raised: type[BaseException],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = tmp_path / "file"
+    atomic.write(path, b"old")
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(os, step, fail)
+    with pytest.raises(raised, match=message):
+        atomic.write(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_cannot_be_made_is_a_write_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"in the way")
+    with pytest.raises(WriteError, match="could not be written"):
+        atomic.write(tmp_path / "file" / "below", b"x")
+    with pytest.raises(WriteError, match="could not be opened"), atomic.locked(tmp_path / "file"):
+        pass
+    assert (tmp_path / "file").read_bytes() == b"in the way"
+
+
+def test_a_write_error_is_a_store_error_and_an_os_error() -> None:
+    assert issubclass(WriteError, (StoreError, OSError))
+
+
+def test_long_names_can_be_written(tmp_path: Path) -> None:
+    path = tmp_path / ("n" * 250)
+    atomic.write(path, b"x")
+    assert path.read_bytes() == b"x"
+
+
+def test_a_missing_file_a_folder_and_a_file_too_large_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(DamagedError, match="missing or not a file"):
+        atomic.read(tmp_path / "nothing")
+    with pytest.raises(DamagedError, match="missing or not a file"):
+        atomic.read(tmp_path)
+    path = tmp_path / "file"
+    path.write_bytes(b"12345")
+    assert atomic.read(path, limit=5) == b"12345"
+    with pytest.raises(DamagedError, match="5 bytes, more than the 4"):
+        atomic.read(path, limit=4)
+
+
+def test_a_checksum_is_the_sha256_of_the_content() -> None:
+    assert atomic.checksum(b"abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_a_lock_is_free_again_after_its_block_and_after_an_error(tmp_path: Path) -> None:
+    for _ in range(2):
+        with atomic.locked(tmp_path / "new", wait=0.0):
+            pass
+    with pytest.raises(RuntimeError), atomic.locked(tmp_path, wait=0.0):
+        raise RuntimeError
+    with atomic.locked(tmp_path, wait=0.0):
+        pass
+
+
+def test_a_lock_that_is_removed_while_it_is_taken_is_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    folder, flock, removed = tmp_path / "work", fcntl.flock, list[Path]()
+
+    def slow(handle: int, how: int) -> None:
+        flock(handle, how)
+        if not removed:  # the former holder leaves, and removes its folder as it does
+            shutil.rmtree(folder)
+            removed.append(folder)
+
+    monkeypatch.setattr(fcntl, "flock", slow)
+    with atomic.locked(folder, wait=1.0):
+        assert removed
+        with pytest.raises(LockedError), atomic.locked(folder, wait=0.0):
+            pass
+
+
+def test_folders_have_locks_of_their_own(tmp_path: Path) -> None:
+    with atomic.locked(tmp_path / "one", wait=0.0), atomic.locked(tmp_path / "other", wait=0.0):
+        pass
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from halrp import files
+
+with atomic.locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the system has no file locks")
+def test_a_lock_held_by_another_process_is_named_and_is_free_when_that_process_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "held\n"
+            began = time.monotonic()
+            message = r"another process is writing to .*not free for 0\.2 seconds"
+            with pytest.raises(LockedError, match=message), atomic.locked(tmp_path, wait=0.2):
+                pass
+            assert time.monotonic() - began >= 0.2
+            holder.send_signal(signal.SIGKILL)
+            # The system frees it as the process ends; waiting for that is what the lock does by itself.
+            with atomic.locked(tmp_path, wait=10.0):
+                pass
+        finally:
+            holder.kill()

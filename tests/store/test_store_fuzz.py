@@ -1,0 +1,636 @@
+"""Files that were changed, by accident or by an enemy, and what reading them must do: one typed error, or nothing odd.
+
+There are two depths. A change that leaves checksums alone must always be noticed. A change with every checksum put
+right, as an enemy would, reaches the deeper checks: then the file may turn out to be a task after all (another number
+in a factor), and what is read must be usable and write the same facts again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import resource
+import struct
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any, TypeAlias
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from halrp import Delta, Flat, Halrp, Learner, Store
+from halrp.errors import DamagedError, FormatError, StoreError, WrongBaseError
+from halrp.model.base import Base
+from halrp.store import atomic, task_file
+from halrp.store.store import Entry, Manifest
+from tests.helpers import net, tiny_task
+from tests.store.test_store import OFFICIAL, learned, roomy, snapshot
+
+Edit: TypeAlias = Callable[[dict[str, Any], dict[str, Any]], None]
+"""A change to a task file's header and facts."""
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Learner]:
+    """A store with a task of each precision: one owns weights outright, one is sparse, one has factors everywhere."""
+    folder = tmp_path_factory.mktemp("fuzz") / "store"
+    learner = learned("conv", tasks=2, method=roomy("int8"), store=folder)
+    learner.method = dataclasses.replace(OFFICIAL, precision="bfloat16")
+    learner.learn("sparse", tiny_task("conv", 5))
+    learner.method = Halrp(allocate=Flat(3))
+    learner.learn("float", tiny_task("conv", 6))
+    return folder, learner
+
+
+def contents(folder: Path) -> list[bytes]:
+    """The files of the tasks that own something."""
+    store = Store(folder)
+    return [store.content(entry) for name, entry in store.manifest().tasks.items() if name != "t0"]
+
+
+# ---- changes of bytes -------------------------------------------------------------------------------------------
+
+
+def mutated(content: bytes, random: Random) -> bytes:
+    """Change a file in one of the ways in which disks, transfers and people change files."""
+    data, at = bytearray(content), random.randrange(len(content))
+    # Half of the changes hit the header, where the structure is.
+    if random.random() < 0.5:
+        at = random.randrange(min(len(content), 8 + int.from_bytes(content[:8], "little") % 2**20))
+    length = min(random.choice((1, 2, 8, 64, 512)), len(data) - at)
+    kind = random.randrange(9)
+    if kind == 0:
+        data[at] ^= 1 << random.randrange(8)
+    elif kind == 1:
+        data[at] = random.randrange(256)
+    elif kind == 2:
+        del data[at:]
+    elif kind == 3:
+        data[at:at] = random.randbytes(length)
+    elif kind == 4:
+        data[at : at + length] = bytes(length)
+    elif kind == 5:
+        data[at:at] = data[at : at + length]
+    elif kind == 6:
+        other = random.randrange(len(data) - length + 1)
+        data[at : at + length], data[other : other + length] = data[other : other + length], data[at : at + length]
+    elif kind == 7:
+        data += random.randbytes(length)
+    else:
+        del data[at : at + length]
+    return bytes(data)
+
+
+def survives(content: bytes, base: Base) -> bool:
+    """Whether a file is read as a task; if so it must be sound. Anything but a `StoreError` fails the test."""
+    try:
+        delta = task_file.check(task_file.parse(content, "file"), base, "file")
+    except StoreError:
+        return False
+    again = task_file.parse(delta.to_bytes(), "again")
+    assert again.metadata() == delta.metadata()
+    module = base.view(delta)
+    with torch.no_grad():
+        assert module(base.arranged(torch.ones(2, 3, 8, 8))).shape == (2, delta.classes)
+    assert delta.parameters >= delta.paper_count() >= 0
+    return True
+
+
+def fuzz_task_files(folder: Path, base: Base, mutations: int, seed: int) -> int:
+    random = Random(seed)
+    files_ = contents(folder)
+    accepted = 0
+    for number in range(mutations):
+        content = files_[number % len(files_)]
+        for _ in range(random.choice((1, 1, 1, 3))):
+            content = mutated(content or b"\0", random)
+        accepted += survives(content, base)
+    return accepted
+
+
+def test_a_task_file_with_changed_bytes_is_refused_or_sound(example: tuple[Path, Learner]) -> None:
+    folder, learner = example
+    assert all(survives(content, learner._ready) for content in contents(folder))
+    accepted = fuzz_task_files(folder, learner._ready, 300, seed=1)
+    assert accepted < 150
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 6))
+def test_very_many_changes_of_a_task_file_are_refused_or_sound(seed: int, example: tuple[Path, Learner]) -> None:
+    folder, learner = example
+    fuzz_task_files(folder, learner._ready, 3000, seed)
+
+
+@given(st.binary(max_size=200))
+@settings(deadline=None, max_examples=100)
+def test_foreign_bytes_are_neither_a_task_nor_a_manifest(content: bytes) -> None:
+    with pytest.raises(DamagedError):
+        task_file.parse(content, "file")
+    with pytest.raises(DamagedError):
+        task_file.parse(struct.pack("<Q", len(content)) + content, "file")
+    with pytest.raises(DamagedError):
+        Manifest.parse(content, "file")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def apart(content: bytes) -> tuple[dict[str, Any], dict[str, Any], bytes]:
+    """A task file's header, facts and data."""
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    return header, json.loads(header["__metadata__"]["halrp"]), content[8 + length :]
+
+
+def joined(header: dict[str, Any], facts: Any, data: bytes) -> bytes:
+    text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
+    head = json.dumps({**header, "__metadata__": {"halrp": text}}).encode()
+    return struct.pack("<Q", len(head)) + head + data
+
+
+FACTS = ["base", "bought", "class_names", "classes", "columns", "format", "how", "precision", "ranks", "shapes", "task"]
+FACTS += [
+    "view",
+    "types",
+    "types.conv.weight",
+    "how.recipe",
+    "ranks.conv.weight",
+    "columns.conv.weight",
+    "bought.conv.weight",
+    "shapes.conv.weight",
+]
+
+
+@given(st.sampled_from(FACTS), JSON, st.integers(0, 2))
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_fact_of_any_other_type_is_refused_or_sound(
+    example: tuple[Path, Learner], key: str, value: Any, number: int
+) -> None:
+    folder, learner = example
+    header, facts, data = apart(contents(folder)[number])
+    first, _, rest = key.partition(".")
+    if rest:
+        facts[first] = {**facts[first], rest: value}
+    else:
+        facts[first] = value
+    survives(joined(header, facts, data), learner._ready)
+
+
+# ---- changes of meaning -------------------------------------------------------------------------------------------
+
+
+def _set(*keys: str, to: Any) -> Edit:
+    """Set a fact, or with the first key "header" an entry of the header."""
+
+    def edit(header: dict[str, Any], facts: dict[str, Any]) -> None:
+        place = header if keys[0] == "header" else facts
+        names = keys[1:] if keys[0] == "header" else keys
+        for name in names[:-1]:
+            place = place[name]
+        place[names[-1]] = to
+
+    return edit
+
+
+def _drop(*keys: str) -> Edit:
+    def edit(header: dict[str, Any], facts: dict[str, Any]) -> None:
+        place = header if keys[0] == "header" else facts
+        names = keys[1:] if keys[0] == "header" else keys
+        for name in names[:-1]:
+            place = place[name]
+        del place[names[-1]]
+
+    return edit
+
+
+def _rename(old: str, new: str) -> Edit:
+    def edit(header: dict[str, Any], facts: dict[str, Any]) -> None:
+        header[new] = header.pop(old)
+
+    return edit
+
+
+def _rank(value: int) -> Edit:
+    def edit(header: dict[str, Any], facts: dict[str, Any]) -> None:
+        facts["ranks"]["hidden.weight"] = value
+
+    return edit
+
+
+HOSTILE: dict[str, tuple[Edit, type[StoreError], str]] = {
+    "format of the future": (_set("format", to=2), FormatError, "format 2"),
+    "format as truth": (_set("format", to=True), DamagedError, "not written as"),
+    "another base": (_set("base", to="0" * 64), WrongBaseError, "fingerprint"),
+    "no base": (_set("base", to=None), DamagedError, "fingerprint"),
+    "no task": (_set("task", to=""), DamagedError, "no name"),
+    "task is a list": (_set("task", to=["t"]), DamagedError, "no name"),
+    "no classes": (_set("classes", to=0), DamagedError, "classes"),
+    "too many classes": (_set("classes", to=2**39), DamagedError, "fc"),
+    "too few class names": (_set("class_names", to=["a"]), DamagedError, "class names"),
+    "unknown precision": (_set("precision", to="int4"), DamagedError, "precision"),
+    "another precision": (_set("precision", to="bfloat16"), DamagedError, ""),
+    "unknown view": (_set("view", to="sum"), DamagedError, "view"),
+    "how is a text": (_set("how", to="well"), DamagedError, "how it was learned"),
+    "how holds NaN": (_set("how", "seed", to=float("nan")), DamagedError, ""),
+    "an unknown fact": (_set("extra", to=1), DamagedError, "not written as"),
+    "bought infinity": (_set("bought", "hidden.weight", to=[1e999, 0, 0]), DamagedError, "bought"),
+    "bought a number too large": (_set("bought", "hidden.weight", to=[10**400, 0, 0]), DamagedError, ""),
+    "rank below zero": (_rank(-1), DamagedError, "whole number"),
+    "rank above all": (_rank(13), DamagedError, "rank 13, above 12"),
+    "rank of an enemy": (_rank(2**39), DamagedError, "rank"),
+    "rank not whole": (_set("ranks", "hidden.weight", to=1.0), DamagedError, "whole number"),
+    "rank beyond any": (_set("ranks", "hidden.weight", to=2**70), DamagedError, "whole number"),
+    "columns of an enemy": (_set("columns", "hidden.weight", to=2**39), DamagedError, "columns"),
+    "unknown weight": (_set("ranks", "other.weight", to=1), DamagedError, "different weights"),
+    "shape of an enemy": (_set("shapes", "hidden.weight", to=[2**39, 2**39]), DamagedError, ""),
+    "shape of nothing": (_set("shapes", "hidden.weight", to=[]), DamagedError, "shape"),
+    "types of no weight": (_set("types", "hidden.weight", to="torch.float32"), DamagedError, "different weights"),
+    "a type that is a list": (_set("types", to=[]), DamagedError, ""),
+    "lacks r": (_drop("header", "r/hidden.weight"), DamagedError, ""),
+    "lacks a factor": (_rename("p/hidden.weight.values", "p/hidden.weight.value"), DamagedError, "no values"),
+    "lacks the head": (_rename("plain/fc.bias", "plain/fc.other"), DamagedError, "lacks fc.bias"),
+    "an unknown tensor": (_rename("plain/fc.bias", "fc.bias"), DamagedError, "unknown tensors: fc.bias"),
+    "not its own": (_rename("plain/fc.bias", "plain/hidden.weight"), DamagedError, "lacks"),
+    "traversal in a key": (_rename("plain/fc.bias", "plain/../../fc.bias"), DamagedError, "lacks fc.bias"),
+    "scales without int8": (_rename("plain/hidden.bias", "p/hidden.weight.scale"), DamagedError, ""),
+    "another type": (_set("header", "plain/fc.bias", "dtype", to="I32"), DamagedError, "type torch.int32"),
+    "a type we do not have": (_set("header", "plain/fc.bias", "dtype", to="F4"), DamagedError, ""),
+    "another shape": (_set("header", "plain/fc.bias", "shape", to=[3, 1]), DamagedError, "shape (3, 1)"),
+    "a shape of zeros": (_set("header", "plain/fc.bias", "shape", to=[0, 2**62, 2**62]), DamagedError, ""),
+    "offsets that overlap": (_set("header", "plain/fc.bias", "data_offsets", to=[0, 12]), DamagedError, ""),
+    "offsets beyond the end": (_set("header", "plain/fc.bias", "data_offsets", to=[0, 2**63]), DamagedError, ""),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_task_file_that_lies_is_refused_for_what_it_says(case: str, example: tuple[Path, Learner]) -> None:
+    folder, learner = example
+    header, facts, data = apart(contents(folder)[-1])
+    edit, kind, words = HOSTILE[case]
+    edit(header, facts)
+    with pytest.raises(StoreError) as caught:
+        task_file.check(task_file.parse(joined(header, facts, data), "the file"), learner._ready, "the file")
+    assert type(caught.value) is kind
+    assert words in str(caught.value)
+    assert str(caught.value).startswith("the file")
+
+
+@pytest.mark.parametrize("part", ["r/", "p/", "own/", "plain/fc", ".scale"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_numbers_that_are_not_finite_are_refused(part: str, value: float, example: tuple[Path, Learner]) -> None:
+    folder, learner = example
+    tried = 0
+    for content in contents(folder):
+        header, _, _ = apart(content)
+        start = 8 + int.from_bytes(content[:8], "little")
+        for key, entry in header.items():
+            if part in key and entry.get("dtype") in ("F32", "BF16") and entry["data_offsets"][1] > 0:
+                first, end = entry["data_offsets"]
+                if end == first:
+                    continue
+                tried += 1
+                number = torch.tensor(value, dtype=torch.float32 if entry["dtype"] == "F32" else torch.bfloat16)
+                raw = number.reshape(1).view(torch.uint8).numpy().tobytes()
+                changed = bytearray(content)
+                changed[start + first : start + first + len(raw)] = raw
+                with pytest.raises(DamagedError, match="NaN or infinity"):
+                    task_file.check(task_file.parse(bytes(changed), "file"), learner._ready, "file")
+    assert tried
+
+
+def test_a_mask_must_mark_as_many_entries_as_there_are(example: tuple[Path, Learner]) -> None:
+    folder, learner = example
+    content = next(c for c in contents(folder) if any(key.endswith(".mask") for key in apart(c)[0]))
+    header, _, _ = apart(content)
+    start = 8 + int.from_bytes(content[:8], "little")
+    for key, entry in header.items():
+        if key.endswith(".mask"):
+            changed = bytearray(content)
+            changed[start + entry["data_offsets"][0]] ^= 1
+            with pytest.raises(DamagedError, match="has shape"):
+                task_file.check(task_file.parse(bytes(changed), "file"), learner._ready, "file")
+
+
+@pytest.mark.parametrize("length", [0, 1, 2**16, 2**31, 2**40, 2**63, 2**64 - 1])
+def test_a_header_of_any_claimed_length_is_refused(length: int, example: tuple[Path, Learner]) -> None:
+    for content in (contents(example[0])[0], b"\0" * 8, b"{" * 100):
+        with pytest.raises(DamagedError):
+            task_file.parse(struct.pack("<Q", length) + content[8:], "file")
+
+
+def test_facts_nested_without_end_are_refused(example: tuple[Path, Learner]) -> None:
+    header, facts, data = apart(contents(example[0])[0])
+    text = json.dumps(facts)[:-1] + ', "deep": ' + "[" * 200_000 + "]" * 200_000 + "}"
+    head = json.dumps({**header, "__metadata__": {"halrp": text}}).encode()
+    with pytest.raises(DamagedError, match="RecursionError"):
+        task_file.parse(struct.pack("<Q", len(head)) + head + data, "file")
+    with pytest.raises(DamagedError, match="RecursionError"):
+        Manifest.parse(b"[" * 200_000, "manifest")
+
+
+def test_a_file_that_names_a_tensor_twice_is_refused(example: tuple[Path, Learner]) -> None:
+    content = contents(example[0])[-1]
+    length = int.from_bytes(content[:8], "little")
+    head = content[8 : 8 + length].rstrip()
+    entry = json.dumps(json.loads(head)["plain/fc.bias"])
+    twice = head[:-1] + f',"plain/fc.bias":{entry}}}'.encode()
+    survives(struct.pack("<Q", len(twice)) + twice + content[8 + length :], example[1]._ready)
+    other = head[:-1] + b',"plain/fc.bias":{"dtype":"F32","shape":[3],"data_offsets":[0,12]}}'
+    with pytest.raises(DamagedError):
+        task_file.parse(struct.pack("<Q", len(other)) + other + content[8 + length :], "file")
+
+
+# ---- memory -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["rank of an enemy", "columns of an enemy", "shape of an enemy", "too many classes"])
+def test_a_claim_of_2_to_the_39_entries_costs_no_memory(case: str, example: tuple[Path, Learner]) -> None:
+    folder, learner = example
+    header, facts, data = apart(contents(folder)[-1])
+    HOSTILE[case][0](header, facts)
+    content = joined(header, facts, data)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    tracemalloc.start()
+    try:
+        with pytest.raises(StoreError):
+            task_file.check(task_file.parse(content, "file"), learner._ready, "file")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * len(content) + 2**20
+    # Tensors are not traced, but would show in the peak of the process (in KiB here).
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**14
+
+
+def test_a_mask_that_claims_2_to_the_39_entries_costs_no_memory(example: tuple[Path, Learner]) -> None:
+    folder, learner = example
+    content = next(c for c in contents(folder) if any(key.endswith(".mask") for key in apart(c)[0]))
+    header, facts, data = apart(content)
+    name = next(key for key in header if key.startswith("q/") and key.endswith(".mask"))[2:-5]
+    facts["ranks"][name] = facts["columns"][name] = 2**39
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(DamagedError):
+        task_file.check(task_file.parse(joined(header, facts, data), "file"), learner._ready, "file")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**14
+
+
+# ---- the manifest -------------------------------------------------------------------------------------------------
+
+
+def resealed(content: bytes, edit: Callable[[dict[str, Any]], None]) -> bytes:
+    """Change a manifest and put its own checksum right."""
+    facts = json.loads(content)
+    del facts["sha256"]
+    edit(facts)
+    facts["sha256"] = atomic.checksum(json.dumps(facts).encode())
+    return f"{json.dumps(facts, indent=1)}\n".encode()
+
+
+def test_a_manifest_with_any_changed_byte_is_refused(example: tuple[Path, Learner]) -> None:
+    content = (example[0] / "manifest.json").read_bytes()
+    random = Random(3)
+    for _ in range(300):
+        changed = mutated(content, random)
+        if changed != content:
+            with pytest.raises((DamagedError, FormatError)):
+                Manifest.parse(changed, "manifest")
+    assert Manifest.parse(content, "manifest").to_bytes() == content
+    assert Manifest.parse(resealed(content, lambda _: None), "manifest").to_bytes() == content
+
+
+@pytest.mark.slow
+def test_a_manifest_with_very_many_changes_is_refused(example: tuple[Path, Learner]) -> None:
+    content = (example[0] / "manifest.json").read_bytes()
+    random = Random(4)
+    for _ in range(5000):
+        changed = mutated(content, random)
+        if changed != content:
+            with pytest.raises((DamagedError, FormatError)):
+                Manifest.parse(changed, "manifest")
+
+
+PATHS = [
+    "../outside-{sha}.safetensors",
+    "tasks/../../outside-{sha}.safetensors",
+    "tasks/../base-{sha}.safetensors",
+    "/etc/passwd",
+    "/tasks/t-{sha}.safetensors",
+    "tasks/t-{sha}.safetensors\n",
+    "tasks\\t-{sha}.safetensors",
+    "tasks//t-{sha}.safetensors",
+    "tasks/T-{sha}.safetensors",
+    "tasks/t-{sha}.pt",
+    "tasks/t-0123456789abcdef.safetensors",
+    "tasks/t\0-{sha}.safetensors",
+    "manifest.json",
+    "lock",
+    "",
+    None,
+    7,
+    ["tasks"],
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("place", ["base", "tasks"])
+def test_a_manifest_that_names_a_file_elsewhere_is_refused(
+    path: object, place: str, example: tuple[Path, Learner]
+) -> None:
+    content = (example[0] / "manifest.json").read_bytes()
+
+    def edit(facts: dict[str, Any]) -> None:
+        entry = facts["base"] if place == "base" else facts["tasks"][1]
+        entry["file"] = path.format(sha=entry["sha256"][:16]) if isinstance(path, str) else path
+
+    with pytest.raises(DamagedError):
+        Manifest.parse(resealed(content, edit), "manifest")
+
+
+@given(
+    st.sampled_from(["format", "halrp", "head", "channels_last", "fingerprint", "base", "tasks"]),
+    st.sampled_from([None, "file", "sha256", "bytes", "name", "extra"]),
+    JSON,
+)
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_manifest_with_a_fact_of_any_other_type_is_refused_or_sound(
+    example: tuple[Path, Learner], key: str, inner: str | None, value: Any
+) -> None:
+    content = (example[0] / "manifest.json").read_bytes()
+
+    def edit(facts: dict[str, Any]) -> None:
+        if inner is None or key not in ("base", "tasks"):
+            facts[key] = value
+        elif key == "base":
+            facts["base"][inner] = value
+        else:
+            facts["tasks"][1][inner] = value
+
+    changed = resealed(content, edit)
+    with suppress(DamagedError, FormatError):
+        assert Manifest.parse(changed, "manifest").to_bytes() == changed
+
+
+# ---- through the folder ---------------------------------------------------------------------------------------------
+
+
+def replaced(folder: Path, name: str | None, content: bytes) -> None:
+    """Put another content in the place of a task's file (None: the base's), with every checksum put right."""
+    store = Store(folder)
+    manifest = store.manifest()
+    old = manifest.base if name is None else manifest.tasks[name]
+    digest = atomic.checksum(content)
+    entry = Entry(old.file[: -len("0123456789abcdef.safetensors")] + f"{digest[:16]}.safetensors", digest, len(content))
+    (folder / entry.file).write_bytes(content)
+    if name is None:
+        manifest = dataclasses.replace(manifest, base=entry)
+    else:
+        manifest = dataclasses.replace(manifest, tasks={**manifest.tasks, name: entry})
+    (folder / "manifest.json").write_bytes(manifest.to_bytes())
+
+
+@pytest.fixture
+def copy(example: tuple[Path, Learner], tmp_path: Path) -> Iterator[Path]:
+    """The example's store, to be spoilt; the learner that made it must not notice."""
+    folder, learner = example
+    for name, content in snapshot(folder).items():
+        path = tmp_path / "store" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    tasks = {name: delta.to_bytes() for name, delta in learner.tasks.items()}
+    yield tmp_path / "store"
+    assert {name: delta.to_bytes() for name, delta in learner.tasks.items()} == tasks
+
+
+def restored(folder: Path, learner: Learner) -> bool:
+    """Whether a learner can take over a store; if not, it is as it was."""
+    base, tasks = learner._base, dict(learner.tasks)
+    try:
+        learner._restore(Store(folder))
+    except StoreError:
+        assert learner._base is base
+        assert dict(learner.tasks) == tasks
+        return False
+    return True
+
+
+def test_changes_without_new_checksums_are_always_noticed(copy: Path) -> None:
+    learner = Learner(net("conv"))
+    random = Random(5)
+    for name, content in snapshot(copy).items():
+        if name == "lock":
+            continue
+        for _ in range(8):
+            changed = mutated(content, random)
+            (copy / name).write_bytes(changed)
+            assert changed == content or not restored(copy, learner)
+        for changed in (b"", content[:-1], content + b"\0", bytes(len(content))):
+            (copy / name).write_bytes(changed)
+            assert not restored(copy, learner)
+        (copy / name).unlink()
+        assert name == "manifest.json" or not restored(copy, learner)
+        (copy / name).mkdir()
+        assert not restored(copy, learner)
+        (copy / name).rmdir()
+        (copy / name).write_bytes(content)
+    assert restored(copy, learner)
+
+
+def test_swapped_files_are_noticed(copy: Path) -> None:
+    manifest = Store(copy).manifest()
+    one, two = (copy / manifest.tasks[name].file for name in ("t1", "float"))
+    first, second = one.read_bytes(), two.read_bytes()
+    one.write_bytes(second)
+    two.write_bytes(first)
+    assert not restored(copy, Learner(net("conv")))
+    one.write_bytes(first)
+    two.write_bytes(second)
+    replaced(copy, "t1", second)
+    with pytest.raises(DamagedError, match="holds the task 'float', not 't1'"):
+        Learner.load(copy, net("conv"))
+
+
+def fuzz_base(folder: Path, mutations: int, seed: int) -> None:
+    content = Store(folder).content(Store(folder).manifest().base)
+    random, learner = Random(seed), Learner(net("conv"))
+    for _ in range(mutations):
+        changed = mutated(content, random)
+        replaced(folder, None, changed)
+        # The header's padding may change without changing a weight; then, and only then, the store is sound.
+        if restored(folder, learner):
+            learner = Learner(net("conv"))
+
+
+def test_a_changed_base_is_noticed_by_its_fingerprint(copy: Path) -> None:
+    fuzz_base(copy, 60, seed=6)
+
+
+@pytest.mark.slow
+def test_very_many_changes_of_a_base_are_noticed(copy: Path) -> None:
+    fuzz_base(copy, 2000, seed=7)
+
+
+def _without(tensors: dict[str, Any], *names: str) -> None:
+    for name in names:
+        del tensors[name]
+
+
+def _tensors(content: bytes, edit: Callable[[dict[str, Any]], None]) -> bytes:
+    tensors = safetensors.torch.load(content)
+    edit(tensors)
+    return safetensors.torch.save(tensors)
+
+
+BASES: dict[str, Callable[[dict[str, Any]], None]] = {
+    "head of integers": lambda t: t.update({"fc.weight": t["fc.weight"].int()}),
+    "head of halves": lambda t: t.update({"fc.weight": t["fc.weight"].half()}),
+    "head without rows": lambda t: t.update({"fc.weight": t["fc.weight"][:0], "fc.bias": t["fc.bias"][:0]}),
+    "head without dimensions": lambda t: t.update({"fc.weight": torch.tensor(1.0)}),
+    "bias of another width": lambda t: t.update({"fc.bias": torch.zeros(7)}),
+    "bias without dimensions": lambda t: t.update({"fc.bias": torch.tensor(1.0)}),
+    "no head": lambda t: _without(t, "fc.weight", "fc.bias"),
+    "no weight": lambda t: _without(t, "conv.weight"),
+    "one more": lambda t: t.update({"other": torch.zeros(1)}),
+    "another shape": lambda t: t.update({"conv.weight": t["conv.weight"].reshape(-1)}),
+    "another type": lambda t: t.update({"conv.weight": t["conv.weight"].double()}),
+    "another number": lambda t: t.update({"conv.weight": t["conv.weight"] + 1}),
+    "nothing": lambda t: t.clear(),
+}
+
+
+@pytest.mark.parametrize("case", BASES)
+def test_a_base_that_lies_is_refused(case: str, copy: Path) -> None:
+    content = Store(copy).content(Store(copy).manifest().base)
+    replaced(copy, None, _tensors(content, BASES[case]))
+    with pytest.raises((DamagedError, WrongBaseError)):
+        Learner.load(copy, net("conv"))
+    assert not restored(copy, Learner(net("conv")))
+
+
+@pytest.mark.parametrize(
+    ("case", "kind"), [("another base", WrongBaseError), ("rank above all", DamagedError), ("lacks r", DamagedError)]
+)
+def test_a_task_that_lies_is_refused_through_the_folder(case: str, kind: type[StoreError], copy: Path) -> None:
+    header, facts, data = apart(contents(copy)[-1])
+    HOSTILE[case][0](header, facts)
+    replaced(copy, "float", joined(header, facts, data))
+    with pytest.raises(kind):
+        Learner.load(copy, net("conv"))
+    assert not restored(copy, Learner(net("conv")))
+
+
+def test_a_base_task_with_other_classes_is_refused(example: tuple[Path, Learner]) -> None:
+    _, learner = example
+    own: Delta = learner.tasks["t0"]
+    with pytest.raises(DamagedError, match="not those of the base's head"):
+        task_file.check(dataclasses.replace(own, classes=own.classes + 1), learner._ready, "file")
