@@ -244,7 +244,7 @@ def test_the_chosen_view_is_remembered(
 
     def prefers(view: str) -> None:
         order = iter(losses[view])
-        monkeypatch.setattr("halrp.tuning.evaluate", lambda *_: (next(order), 0.5))
+        monkeypatch.setattr("halrp.method.tune.evaluate", lambda *_: (next(order), 0.5))
 
     prefers(preferred)
     if after:

@@ -26,7 +26,7 @@ from halrp.tools import export
 from tests.commands import invoke
 from tests.helpers import FAST, net, tiny_task
 
-MODEL = "tests.test_cli:build"
+MODEL = "tests.cli.test_cli:build"
 SHAPE = "1,3,8,8"
 
 
@@ -113,7 +113,7 @@ def test_explain_prints_the_table_or_json() -> None:
 
 
 def test_explain_exits_with_one_for_a_refused_model() -> None:
-    found = ran("explain", "tests.test_cli:build_nothing")
+    found = ran("explain", "tests.cli.test_cli:build_nothing")
     assert found.code == 1
     assert "no adaptable layer" in found.out
 
@@ -128,10 +128,10 @@ def test_a_model_is_imported_from_the_current_folder(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("tests.test_cli", "not of the form package.module:callable"),
+        ("tests.cli.test_cli", "not of the form package.module:callable"),
         ("tests.no_such:build", "no module named 'tests.no_such'"),
-        ("tests.test_cli:no_such", "tests.test_cli has no 'no_such'"),
-        ("tests.test_cli:build_text", "gives a str; it must return an nn.Module"),
+        ("tests.cli.test_cli:no_such", "tests.cli.test_cli has no 'no_such'"),
+        ("tests.cli.test_cli:build_text", "gives a str; it must return an nn.Module"),
     ],
 )
 def test_a_model_that_cannot_be_built_is_one_line_and_exit_code_two(model: str, message: str) -> None:
@@ -279,7 +279,7 @@ def test_verify_asks_for_the_model_to_tell_a_placeholder_from_a_broken_weight(tm
     found = ran("verify", tmp_path)
     assert found.code == 1
     assert "NaN in placeholder; if it is a buffer and meant to, give the model" in found.out
-    assert ran("verify", tmp_path, "--model", "tests.test_cli:build_placeholder").code == 0
+    assert ran("verify", tmp_path, "--model", "tests.cli.test_cli:build_placeholder").code == 0
 
 
 def test_verify_finds_shapes_that_do_not_fit_only_with_a_model(learner: Learner, store: Path) -> None:
@@ -301,7 +301,7 @@ def test_verify_finds_a_task_of_another_base_and_a_task_under_another_name(learn
 
 
 def test_verify_finds_a_model_that_does_not_fit(saved: Path) -> None:
-    found = ran("verify", saved, "--model", "tests.test_cli:build_other")
+    found = ran("verify", saved, "--model", "tests.cli.test_cli:build_other")
     assert found.code == 1
     assert "does not fit the model" in found.out
 
@@ -369,7 +369,15 @@ def test_export_of_a_model_that_reads_tokens(tmp_path: Path) -> None:
     tokens = Learner(net("gru"), recipe=FAST)
     tokens.learn("a", tiny_task("gru"))
     tokens.save(tmp_path / "store")
-    arguments = ("export", tmp_path / "store", "a", "-o", tmp_path / "a.pt2", "--model", "tests.test_cli:build_tokens")
+    arguments = (
+        "export",
+        tmp_path / "store",
+        "a",
+        "-o",
+        tmp_path / "a.pt2",
+        "--model",
+        "tests.cli.test_cli:build_tokens",
+    )
     refused = ran(*arguments, "--input", "1,6")
     assert refused.code == 2
     assert "--tokens" in refused.error
@@ -383,7 +391,7 @@ def test_export_of_a_model_that_reads_tokens(tmp_path: Path) -> None:
         ({"--input": "1,three,8"}, "is not a shape"),
         ({"--input": "0,3,8,8"}, "is not a shape"),
         ({"--input": "1,4,8,8"}, "the model fails on inputs of shape"),
-        ({"--model": "tests.test_cli:build_other"}, "no module named|does not fit the model"),
+        ({"--model": "tests.cli.test_cli:build_other"}, "no module named|does not fit the model"),
         ({"task": "nothing"}, "no task named 'nothing'"),
         ({"store": "nowhere"}, "nowhere is not a store"),
     ],

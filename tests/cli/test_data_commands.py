@@ -250,9 +250,7 @@ def test_help_has_examples(command: str) -> None:
 def test_the_command_starts_without_the_laboratory() -> None:
     code = "import sys, halrp.cli.app; print([n for n in sys.modules if n.startswith('halrp.lab.')])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    light = {"commands", "data_commands", "results_commands", "names"}
-    light |= {"report", "report.command", "report.tables_command"}
-    assert set(ast.literal_eval(out)) == {f"halrp.lab.{name}" for name in light}
+    assert set(ast.literal_eval(out)) == {"halrp.lab.names"}
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="the real data are not beside the repository")

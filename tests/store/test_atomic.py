@@ -173,7 +173,7 @@ def test_folders_have_locks_of_their_own(tmp_path: Path) -> None:
 HOLDER = """
 import sys, time
 from pathlib import Path
-from halrp import files
+from halrp.store import atomic
 
 with atomic.locked(Path(sys.argv[1])):
     print("held", flush=True)

@@ -33,7 +33,7 @@ def process(folder: Path, name: str, *arguments: str) -> Iterator[subprocess.Pop
         "OMP_NUM_THREADS": "1",
         "XDG_CACHE_HOME": str(folder / "cache"),
         "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "60s",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
     with (folder / f"{name}.log").open("wb") as log:
         started = subprocess.Popen(

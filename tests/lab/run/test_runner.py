@@ -66,7 +66,7 @@ def test_a_joint_method_has_accuracies_only_when_all_tasks_have_come() -> None:
 def test_a_run_that_is_interrupted_again_and_again_ends_with_the_record_of_one_that_was_not(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halrp.lab.methods.networks.CHECKPOINT_EVERY", 0.0)
+    monkeypatch.setattr("halrp.lab.methods.network.CHECKPOINT_EVERY", 0.0)
     settings = {"parameters_per_task": 4000} if method == "halrp-budget" else {}
     cell = Cell(method, "digits", "digits-net", settings=settings, **SHORT)
     whole = runner.execute(cell, tmp_path / "whole")
