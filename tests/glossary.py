@@ -1,4 +1,4 @@
-"""The project's glossary as a check: `python -m tests.glossary src/halrp/model` lists words that the field does not use.
+"""The glossary as a check: `python -m tests.glossary src/halrp/model` lists words that the field does not use.
 
 One word has one meaning here, and it is the field's. Identifiers are read from the syntax tree, prose from comments,
 strings and documents.
