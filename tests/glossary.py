@@ -96,8 +96,8 @@ def check(paths: Iterable[Path]) -> Iterator[Finding]:
         if path.suffix == ".py":
             yield from _identifiers(path, text)
             yield from _named(path, path.stem, 1)
-            for line, prose in _python_prose(text):
-                yield from _prose(path, line, prose)
+            for number, prose in _python_prose(text):
+                yield from _prose(path, number, prose)
         else:
             for number, line in enumerate(text.splitlines(), 1):
                 yield from _prose(path, number, line)
