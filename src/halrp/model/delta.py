@@ -33,18 +33,18 @@ METADATA = "halrp"
 
 
 @dataclass(frozen=True)
-class Recovered:
-    """What the allocation predicted for one layer, and how much of that loss its components recover."""
+class Bought:
+    """What the allocation knew about one layer, and what it paid for."""
 
     importance: float
     """What a unit of squared error in this layer costs the loss."""
     predicted: float
     """Predicted loss of dropping the whole residual of this layer."""
-    share: float
-    """Share of that loss which the stored components recover, 0 … 1."""
+    explained: float
+    """Share of that loss which the kept components buy back, 0 … 1."""
 
 
-_WIDEST = Recovered(-1.2345678901234567e-300, -1.2345678901234567e-300, -1.2345678901234567e-300)
+_WIDEST = Bought(-1.2345678901234567e-300, -1.2345678901234567e-300, -1.2345678901234567e-300)
 """Numbers that need as many digits in a file as any."""
 
 
@@ -69,19 +69,19 @@ class Delta:
     """Full private tensors that are written as they are: head, biases, norm parameters, changed buffers."""
     roles: Mapping[str, Role] = field(default_factory=dict)
     """The role of each owned tensor."""
-    recovered: Mapping[str, Recovered] = field(default_factory=dict)
-    """For each adapted weight, the predicted loss that its components recover."""
+    bought: Mapping[str, Bought] = field(default_factory=dict)
+    """For each adapted weight, what its components bought."""
     view: str = ""
     """The convolution view that was used: "mean" or "full"."""
     precision: Precision = "float32"
     """How factors and weights owned outright are written."""
     class_names: tuple[str, ...] | None = None
-    provenance: Mapping[str, Any] = field(default_factory=dict)
+    how: Mapping[str, Any] = field(default_factory=dict)
     """How the task was learned: method, recipe, seed and library version, as plain JSON."""
 
     def __post_init__(self) -> None:
         """Make the mappings read-only."""
-        for name in ("scales", "coded", "shapes", "dtypes", "plain", "roles", "recovered", "provenance"):
+        for name in ("scales", "coded", "shapes", "dtypes", "plain", "roles", "bought", "how"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     @staticmethod
@@ -92,11 +92,11 @@ class Delta:
         factors: Mapping[str, Factors],
         owned: Mapping[str, Tensor],
         roles: Mapping[str, Role],
-        recovered: Mapping[str, Recovered] | None = None,
+        bought: Mapping[str, Bought] | None = None,
         view: str = "",
         precision: Precision = "float32",
         class_names: tuple[str, ...] | None = None,
-        provenance: Mapping[str, Any] | None = None,
+        how: Mapping[str, Any] | None = None,
     ) -> Delta:
         """Write what a task owns in a precision. Tensors that are written as they are, are kept as they are."""
         outright = {n: t for n, t in owned.items() if roles[n] == "weight" and t.dim() > 1}
@@ -111,11 +111,11 @@ class Delta:
             dtypes={n: t.dtype for n, t in outright.items()},
             plain={n: t for n, t in owned.items() if n not in outright},
             roles=roles,
-            recovered=recovered or {},
+            bought=bought or {},
             view=view,
             precision=precision,
             class_names=class_names,
-            provenance=provenance or {},
+            how=how or {},
         )
 
     @cached_property
@@ -143,7 +143,7 @@ class Delta:
     @property
     def importance(self) -> dict[str, float]:
         """What a unit of squared error in each layer costs the loss."""
-        return {name: recovered.importance for name, recovered in self.recovered.items()}
+        return {name: bought.importance for name, bought in self.bought.items()}
 
     @property
     def parameters(self) -> int:
@@ -190,8 +190,8 @@ class Delta:
             "columns": {name: self.coded[f"q/{name}"].columns for name in self.scales},
             "shapes": {n: list(shape) for n, shape in self.shapes.items()},
             "types": {n: str(dtype) for n, dtype in self.dtypes.items()},
-            "bought": {n: [r.importance, r.predicted, r.share] for n, r in self.recovered.items()},
-            "how": dict(self.provenance),
+            "bought": {n: [b.importance, b.predicted, b.explained] for n, b in self.bought.items()},
+            "how": dict(self.how),
         }
 
     def to_bytes(self) -> Content:
@@ -205,12 +205,10 @@ class Delta:
         return len(self.to_bytes()) - sum(t.numel() * t.element_size() for t in self.tensors().values())
 
     def header_bound(self) -> int:
-        """A bound on the header of any task like this one, whatever its ranks: `self` has no components yet."""
+        """A bound on the header of any task like this one, whatever it buys: `self` has bought nothing yet."""
         # The header tells the budget: at its widest, or a minimum named for one budget would not do as the next.
-        method = {**self.provenance.get("method", {}), "allocate": "." * 96}
-        widest = replace(
-            self, recovered=dict.fromkeys(self.scales, _WIDEST), provenance={**self.provenance, "method": method}
-        )
+        method = {**self.how.get("method", {}), "allocate": "." * 96}
+        widest = replace(self, bought=dict.fromkeys(self.scales, _WIDEST), how={**self.how, "method": method})
         return widest.header + 32 * len(widest.tensors())  # ranks and offsets may have more digits than here
 
     def __repr__(self) -> str:

@@ -31,8 +31,8 @@ def summary(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _task(name: str, entry: Entry, delta: Delta) -> dict[str, Any]:
-    predicted = sum(layer.predicted for layer in delta.recovered.values())
-    recovered = sum(layer.predicted * layer.share for layer in delta.recovered.values())
+    predicted = sum(bought.predicted for bought in delta.bought.values())
+    explained = sum(bought.predicted * bought.explained for bought in delta.bought.values())
     return {
         "name": name,
         "file": entry.file,
@@ -43,12 +43,12 @@ def _task(name: str, entry: Entry, delta: Delta) -> dict[str, Any]:
         "view": delta.view,
         "precision": delta.precision,
         "ranks": delta.ranks,
-        "owned_outright": [weight for weight in delta.shapes if weight in delta.recovered],
+        "owned_outright": [weight for weight in delta.shapes if weight in delta.bought],
         "predicted_loss": predicted,
-        "bought_loss": recovered,
+        "bought_loss": explained,
         "layers": {
-            weight: {"importance": layer.importance, "predicted_loss": layer.predicted, "explained": layer.share}
-            for weight, layer in delta.recovered.items()
+            weight: {"importance": b.importance, "predicted_loss": b.predicted, "explained": b.explained}
+            for weight, b in delta.bought.items()
         },
-        "how": dict(delta.provenance),
+        "how": dict(delta.how),
     }
