@@ -43,7 +43,7 @@ def main() -> None:
     with torch.no_grad():
         for buffer in net.buffers():
             buffer.add_(1)  # as training would, so that they are owned
-    owned = base.owned_by(net)
+    owned = base.owned_tensors(net)
     names = ("header", "scales", "factors", "weights", "bias", "norm", "buffer", "head")
     print("| ranks | precision | " + " | ".join(names) + " | file | of a full network |")
     print("|---|---|" + "---|" * (len(names) + 2))

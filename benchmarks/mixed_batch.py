@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from benchmarks.interleaved import arguments, measure, report
 from halrp import Delta, Plan
 from halrp.lab import backbones
-from halrp.model.layers.rules import Factors
+from halrp.model.factors import Factors
 from halrp.model.mixed import MixedModule
 from halrp.model.plan import plan as plan_of
 from halrp.model.views import task_view

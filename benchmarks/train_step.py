@@ -19,7 +19,7 @@ from halrp.lab import backbones
 from halrp.method.start import Start
 from halrp.method.tune import tuning
 from halrp.model.base import Base
-from halrp.model.layers.rules import Factors
+from halrp.model.factors import Factors
 from halrp.model.plan import plan
 from halrp.training.batches import prepare
 from halrp.training.loop import Group, Training
@@ -49,7 +49,7 @@ def random_start(base: Base, variant: Variant) -> Start:
     """Factors of the variant's ranks, as after a warm-up."""
     factors, owned = {}, {}
     for name, rank in zip(WEIGHTS, variant.ranks, strict=True):
-        weight = base.weights()[name]
+        weight = base.adapted_weights()[name]
         if rank is None:
             owned[name] = weight.clone()
             continue
@@ -71,7 +71,7 @@ def block_of_steps(variant: Variant | None) -> Callable[[], None]:
     net = base.trainable(10, "benchmark")
     groups = [Group([p for p in net.parameters() if p.requires_grad])]
     if variant is not None:
-        run = tuning(base, Halrp.budget(), variant.view, random_start(base, variant), base.owned_by(net), 10)
+        run = tuning(base, Halrp.budget(), variant.view, random_start(base, variant), base.owned_tensors(net), 10)
         net, groups = run.net, run.groups
     training = Training(net, groups, data, recipe, epochs=recipe.epochs, names=("benchmark",))
     return lambda: void(training.run(training.epoch + 1))

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from halrp import MeanSquare
 from halrp.method import allocate, decompose, scales
-from halrp.model.layers.rules import Factors, adapt
+from halrp.model.factors import Factors
+from halrp.model.layers.registry import adapt
 from halrp.training.batches import InMemory
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

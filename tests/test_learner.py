@@ -64,11 +64,11 @@ def test_fine_tuning_trains_scales_factors_and_owned_parameters_and_nothing_else
     start, plan = run.start, learner._ready.plan
     trainable = {id(p) for p in run.net.parameters() if p.requires_grad}
     expected = {id(t) for f in run.factors.values() for t in f.tensors()}
-    treatments = plan.treatments
-    names = {n for n, t in treatments.items() if t.kind == "owned"} | set(start.owned)
+    parameters = plan.parameters
+    names = {n for n, t in parameters.items() if t.kind == "owned"} | set(start.owned)
     expected |= {id(run.owned[name]) for name in names}
     assert trainable == expected
-    roles = {treatments[name].role for name in names}
+    roles = {parameters[name].role for name in names}
     assert roles <= ({"head", "bias", "norm", "other"} | ({"weight"} if start.owned else set()))
     assert set(run.factors) | set(start.owned) == set(plan.named("adapted"))
     optimised = {id(p) for group in run.groups for p in group.parameters}

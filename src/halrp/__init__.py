@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from halrp.method.prune import Keep, Prune
     from halrp.method.scales import Exact, Legacy
     from halrp.model.delta import Delta
-    from halrp.model.layers.rules import Adapted, layer_rule
+    from halrp.model.layers.registry import Adapted, layer_rule
     from halrp.model.plan import Plan
     from halrp.store.store import Store
     from halrp.tools.explain import Explanation, explain
@@ -40,7 +40,7 @@ _HOME = {
     "halrp.method.prune": ("Keep", "Prune"),
     "halrp.method.scales": ("Exact", "Legacy"),
     "halrp.model.delta": ("Delta",),
-    "halrp.model.layers.rules": ("Adapted", "layer_rule"),
+    "halrp.model.layers.registry": ("Adapted", "layer_rule"),
     "halrp.model.plan": ("Plan",),
     "halrp.store.store": ("Store",),
     "halrp.tools.explain": ("Explanation", "explain"),

@@ -18,7 +18,7 @@ from halrp import parallel, seeding
 from halrp._version import __version__
 from halrp.errors import DataError, HeadError, SettingError, TaskError, UnknownTaskError, WrongBaseError
 from halrp.method import importance
-from halrp.method.budget import Budget, Fixed, Size
+from halrp.method.budget import Budget, Fixed
 from halrp.method.compress import compress
 from halrp.method.decompose import Whitened
 from halrp.method.method import Halrp
@@ -27,9 +27,10 @@ from halrp.method.tune import preferred, tuned, tuning
 from halrp.model import views
 from halrp.model.base import Base, check_outputs, evaluating
 from halrp.model.delta import Delta
-from halrp.model.layers.rules import empty_factors
-from halrp.model.mixed import normalises_by_batch
+from halrp.model.factors import identity_factors
+from halrp.model.inference import normalises_by_batch
 from halrp.model.plan import plan
+from halrp.model.size import Size
 from halrp.provenance import describe, recalled_recipe
 from halrp.serve.predictor import Predictor
 from halrp.store.store import Store
@@ -105,7 +106,7 @@ class Learner:
     @property
     def base_parameters(self) -> int:
         """The number of parameters of the base, with the head it was trained with."""
-        return self._body.parameters
+        return self._body.parameter_count
 
     @property
     def base_size(self) -> Size:
@@ -193,7 +194,7 @@ class Learner:
         everything = Group([parameter for parameter in net.parameters() if parameter.requires_grad])
         self._training(name, "warm-up", net, [everything], lesson, method.warm_up, checkpoints).run()
         # Importance: what an error in each free weight costs.
-        weights = base.weights()
+        weights = base.adapted_weights()
         free = {n: p for n, p in net.named_parameters() if n in weights}
         judge = lesson.train if val is None else val
         with evaluating(net):
@@ -201,15 +202,15 @@ class Learner:
             whitens = isinstance(method.decompose, Whitened)
             curvature = importance.curvature(net, free, judge, recipe.batch) if whitens else {}
         # Scales, decomposition, allocation: one start for each view of convolutions that is tried.
-        owned = base.owned_by(net)
+        owned = base.owned_tensors(net)
         how: dict[str, Any] = {
             "class_names": lesson.class_names,
             "how": self._how(lesson),
             "precision": method.precision,
         }
         fixed = [*_fixed(owned), Fixed("file header", 0, self._header(base, name, classes, owned, how))]
-        kernels = {n: base.plan.treatments[n].kernel for n in free}
-        size = Size(base.parameters, base.size.bytes)
+        kernels = {n: base.plan.parameters[n].kernel for n in free}
+        size = Size(base.parameter_count, base.size.bytes)
         starts = {
             view: truncate(
                 {n: p.detach() for n, p in free.items()},
@@ -241,7 +242,7 @@ class Learner:
         if isinstance(method.allocate, Budget):
             late = sorted(owned.keys() - foreseen - start.owned.keys())
             method.allocate.check(Size(delta.parameters, delta.bytes), size, late)
-        self._commit(base, compress(method.compress, {**self._tasks, name: delta}, base.parameters), checkpoints)
+        self._commit(base, compress(method.compress, {**self._tasks, name: delta}, base.parameter_count), checkpoints)
         self._scores[name] = start.scores
         return self._tasks[name]
 
@@ -254,11 +255,11 @@ class Learner:
         """
         if x.shape[0] == 0:
             raise DataError("predict: x has no rows; pass at least one example")
-        x = self._body.arranged(x)
+        x = self._body.prepare_inputs(x)
         with torch.no_grad(), autocast(self.recipe.autocast, self.device):
             if task is None or isinstance(task, str):
-                return self._predicting.one(x, task, batch)
-            return self._predicting.mixed(x, task, batch)
+                return self._predicting.predict(x, task, batch)
+            return self._predicting.predict_mixed(x, task, batch)
 
     def module(self, task: str | None) -> nn.Module:
         """A task as an `nn.Module` in evaluation mode that shares the base's tensors. Do not train it."""
@@ -376,7 +377,7 @@ class Learner:
 
     def _header(self, base: Base, name: str, classes: int, owned: Mapping[str, Tensor], how: Mapping[str, Any]) -> int:
         """A bound on the bytes of a task's file that are not tensors: names, shapes and how it was learned."""
-        factors = {n: empty_factors(w) for n, w in base.weights().items()}
+        factors = {n: identity_factors(w) for n, w in base.adapted_weights().items()}
         roles = {n: base.plan.role(n) for n in owned}
         return Delta.pack(name, classes, base.fingerprint, factors, owned, roles, view="mean", **how).header_bound()
 

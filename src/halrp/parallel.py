@@ -67,7 +67,7 @@ def learned_apart(
     how = {"method": learner.method, "recipe": learner.recipe, "seed": learner.seed, "head": base.plan.head}
     model, threads = views.clone(base.module), torch.get_num_threads()
     for parameter_name, parameter in model.named_parameters():  # so that a worker comes to the same plan
-        parameter.requires_grad_(base.plan.treatments[parameter_name].kind != "shared")
+        parameter.requires_grad_(base.plan.parameters[parameter_name].kind != "shared")
     waiting = {name: engine.submit(learn_here, model, how, threads, name, lesson) for name, lesson in lessons.items()}
     try:
         for name in lessons:

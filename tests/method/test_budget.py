@@ -11,8 +11,9 @@ from torch import nn
 
 from halrp import Budget, Delta, Halrp, Learner
 from halrp.errors import BudgetTooSmall, SettingError
-from halrp.method.budget import Allocation, Fixed, Offer, Size
+from halrp.method.budget import Allocation, Fixed, Offer
 from halrp.model.codec import PRECISIONS, Precision
+from halrp.model.size import Size
 from tests.helpers import FAST, net, tiny_task
 
 BIAS = Fixed("bias", 10, 40)
@@ -174,13 +175,13 @@ def test_the_bound_covers_fixed_part_scales_and_components_in_its_own_unit(budge
 
 def test_without_a_bound_two_hundredths_of_the_bases_bytes_hold() -> None:
     assert Budget().in_bytes
-    assert Budget().limit(Size(numbers=1_000_000, bytes=4_000_800)) == 80_016
+    assert Budget().limit(Size(parameters=1_000_000, bytes=4_000_800)) == 80_016
     assert Budget(bytes=123).limit(Size(1_000_000, 4_000_800)) == 123
 
 
 def test_growth_is_a_share_of_the_bases_numbers() -> None:
     assert not Budget(growth=0.1).in_bytes
-    assert Budget(growth=0.1).limit(Size(numbers=999, bytes=10**6)) == 99
+    assert Budget(growth=0.1).limit(Size(parameters=999, bytes=10**6)) == 99
     assert Budget(parameters=77).limit(Size(999, 10**6)) == 77
 
 

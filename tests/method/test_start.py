@@ -13,11 +13,12 @@ from torch import Tensor
 
 from halrp import Budget, Exact, Flat, GradientNorm, Halrp, Legacy, LossRate, Plain, Whitened
 from halrp.method import allocate, decompose
-from halrp.method.budget import Fixed, Size
+from halrp.method.budget import Fixed
 from halrp.method.importance import Curvature
 from halrp.method.scales import scaled
 from halrp.method.start import Start, truncate
 from halrp.model.codec import PRECISIONS, Precision, encode
+from halrp.model.size import Size
 
 SHAPES = {"linear": (9, 7), "conv": (6, 5, 3, 3), "point": (6, 4, 1, 1), "line": (5, 4, 3)}
 ALL = Flat(10**6)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from halrp import Delta, Plan
-from halrp.model.layers.rules import Factors
+from halrp.model.factors import Factors
 from halrp.model.mixed import MixedModule
 from halrp.model.plan import plan as plan_of
 from halrp.model.views import shared_copy, task_view
@@ -37,7 +37,7 @@ def random_delta(
     factors: dict[str, Factors] = {}
     owned: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        treatment, weight = plan.treatments[name], parameter.detach()
+        treatment, weight = plan.parameters[name], parameter.detach()
         rows, columns = weight.shape[0], weight[0].numel() if weight.dim() > 1 else 1
         if treatment.role == "head":
             owned[name] = 0.3 * draw(weight, classes, *weight.shape[1:])

@@ -12,7 +12,7 @@ from torch import Tensor
 from halrp.lab.backbones import build
 from halrp.model.codec import PRECISIONS, Precision
 from halrp.model.delta import Bought, Delta
-from halrp.model.layers.rules import Factors
+from halrp.model.factors import Factors
 from halrp.model.plan import plan
 from halrp.store.task_file import parse
 

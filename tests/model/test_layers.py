@@ -13,8 +13,10 @@ from torch.nn.utils import parametrize
 
 from halrp import Adapted, layer_rule
 from halrp.model import kernels
-from halrp.model.layers import rules as rules
-from halrp.model.layers.rules import Factors, Merged, adapt, adapt_merged, empty_factors, new_head, rule_for
+from halrp.model.factors import Factors, identity_factors
+from halrp.model.layers import registry
+from halrp.model.layers.head import new_head
+from halrp.model.layers.registry import Merged, adapt, adapt_merged, rule_for
 from tests.helpers import drawn
 
 TOLERANCE: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-12}
@@ -219,7 +221,7 @@ def test_empty_factors_leave_a_layer_as_it_is() -> None:
     layer = drawn(lambda: nn.Conv2d(4, 6, 3).double())
     x = random(2, 4, 5, 5)
     expected = layer(x)
-    adapt(layer, empty_factors(cast(Tensor, layer.weight).detach()))
+    adapt(layer, identity_factors(cast(Tensor, layer.weight).detach()))
     torch.testing.assert_close(layer(x), expected, rtol=0, atol=0)
 
 
@@ -235,14 +237,14 @@ class Doubled(nn.Module):
 
 
 @pytest.fixture
-def registry() -> Iterator[None]:
-    before = dict(rules._RULES)
+def rules_restored() -> Iterator[None]:
+    before = dict(registry._RULES)
     yield
-    rules._RULES.clear()
-    rules._RULES.update(before)
+    registry._RULES.clear()
+    registry._RULES.update(before)
 
 
-@pytest.mark.usefixtures("registry")
+@pytest.mark.usefixtures("rules_restored")
 def test_a_user_can_register_a_rule_for_their_own_layer() -> None:
     @layer_rule(Doubled)
     class AdaptedDoubled(Adapted, Doubled):  # type: ignore[misc]

@@ -95,7 +95,7 @@ ROW_WISE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 def test_a_linear_layer_gives_each_row_its_own_task(kind: str) -> None:
     build, shape = LINEARS[kind]
     model, plan = around(build, *shape)
-    assert plan.treatments["layer.weight"].by_rule
+    assert plan.parameters["layer.weight"].by_rule
     deltas = [None, *(random_delta(model, plan, seed) for seed in range(6))]
     assert_mixes(model, plan, deltas, inputs(23, *shape))
 
@@ -108,7 +108,7 @@ def test_a_convolution_gives_each_row_its_own_task(kind: str, view: str, monkeyp
         monkeypatch.setattr("halrp.model.layers.mixed.MERGE_FROM", 0 if view == "full merged" else torch.inf)
     build, shape = CONVS[kind]
     model, plan = around(build, *shape)
-    assert plan.treatments["layer.weight"].by_rule
+    assert plan.parameters["layer.weight"].by_rule
     names = ["mean", "full"] if view == "both" else [view.split()[0]]
     deltas = [None, *(random_delta(model, plan, seed, view=names[seed % len(names)]) for seed in range(6))]
     assert_mixes(model, plan, deltas, inputs(17, *shape))

@@ -18,7 +18,7 @@ ROOMY = Halrp.budget(growth_per_task=0.9)
 
 
 def kinds(kind: str) -> dict[str, tuple[str, str]]:
-    return {name: (t.kind, t.role) for name, t in plan(net(kind)).treatments.items()}
+    return {name: (t.kind, t.role) for name, t in plan(net(kind)).parameters.items()}
 
 
 def test_treatment_of_a_convolutional_net() -> None:
@@ -44,11 +44,11 @@ def test_treatment_of_grouped_and_depthwise_convolutions() -> None:
         "grouped.weight",
         "depthwise.weight",
     }
-    assert found.treatments["norm.weight"].role == "norm"
+    assert found.parameters["norm.weight"].role == "norm"
 
 
 def test_treatment_of_a_transformer() -> None:
-    found = plan(net("transformer")).treatments
+    found = plan(net("transformer")).parameters
     layer = "encoder.layers.0."
     assert found[layer + "linear1.weight"].by_rule
     for merged in ("self_attn.in_proj_weight", "self_attn.out_proj.weight"):
@@ -73,7 +73,7 @@ def test_treatment_of_a_recurrent_net() -> None:
 @pytest.mark.parametrize("kind", ["conv", "grouped", "transformer", "gru", "mlp"])
 def test_every_parameter_has_one_treatment_with_its_shape_and_a_reason(kind: str) -> None:
     model = net(kind)
-    found = plan(model).treatments
+    found = plan(model).parameters
     assert list(found) == [name for name, _ in model.named_parameters()]
     assert all(found[name].shape == tuple(p.shape) for name, p in model.named_parameters())
     assert all(t.reason for t in found.values())
@@ -82,7 +82,7 @@ def test_every_parameter_has_one_treatment_with_its_shape_and_a_reason(kind: str
 def test_frozen_parameters_are_shared_and_stay_the_bases_own_tensor() -> None:
     model = net("mlp")
     cast(Tensor, model.get_parameter("0.weight")).requires_grad_(False)
-    assert plan(model).treatments["0.weight"].kind == "shared"
+    assert plan(model).parameters["0.weight"].kind == "shared"
     learner = Learner(model, recipe=FAST, method=ROOMY)
     learner.learn("a", tiny_task("mlp", 0))
     delta = learner.learn("b", tiny_task("mlp", 1))
@@ -95,8 +95,8 @@ def test_frozen_parameters_are_shared_and_stay_the_bases_own_tensor() -> None:
 
 def test_a_weight_smaller_than_its_delta_is_owned() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 40), nn.Linear(40, 3))
-    assert plan(model).treatments["0.weight"].kind == "owned"
-    assert "small" in plan(model).treatments["0.weight"].reason
+    assert plan(model).parameters["0.weight"].kind == "owned"
+    assert "small" in plan(model).parameters["0.weight"].reason
 
 
 def test_a_body_weight_tied_with_the_head_is_refused_by_name() -> None:
@@ -186,7 +186,7 @@ def test_class_tokens_and_positions_are_owned_and_only_convolutions_have_a_kerne
             self.conv = nn.Conv2d(8, 16, 3)
             self.head = nn.Linear(16, 3)
 
-    found = plan(Tokens()).treatments
+    found = plan(Tokens()).parameters
     assert found["token"].kind == found["positions"].kind == "owned"
     assert (found["mix.weight"].kind, found["mix.weight"].kernel) == ("adapted", False)
     assert (found["conv.weight"].kind, found["conv.weight"].kernel) == ("adapted", True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from halrp import Halrp, Learner, Plan
-from halrp.model.layers.rules import Factors
+from halrp.model.factors import Factors
 from halrp.model.plan import plan
 from halrp.model.views import merged_copy, task_view
 from tests.helpers import FAST, drawn, tiny_task
@@ -170,11 +170,11 @@ def test_unusual_models_learn_and_export(case: str) -> None:
 def test_tied_layers_are_adapted_together_through_the_merged_weight_and_stay_tied() -> None:
     model = drawn(Tied)
     found = plan(model)
-    treatment = found.treatments["one.weight"]
-    assert treatment.places == ("one.weight", "two.weight")
+    treatment = found.parameters["one.weight"]
+    assert treatment.aliases == ("one.weight", "two.weight")
     assert not treatment.by_rule
     assert "tied" in treatment.reason
-    assert "two.weight" not in found.treatments
+    assert "two.weight" not in found.parameters
     factors = {n: f.map(lambda t: t.detach().float()) for n, f in random_factors(model, found).items()}
     head = {n: model.get_parameter(n).detach() for n in ("fc.weight", "fc.bias")}
     exported = merged_copy(model, found, factors, head, 3)
@@ -183,12 +183,12 @@ def test_tied_layers_are_adapted_together_through_the_merged_weight_and_stay_tie
 
 def test_a_module_under_two_names_keeps_its_rule() -> None:
     found = plan(drawn(Named))
-    assert found.treatments["one.weight"].by_rule
-    assert found.treatments["conv.weight"].by_rule
+    assert found.parameters["one.weight"].by_rule
+    assert found.parameters["conv.weight"].by_rule
 
 
 def test_a_subclass_goes_through_the_merged_weight() -> None:
-    assert not plan(subclassed()).treatments["0.weight"].by_rule
+    assert not plan(subclassed()).parameters["0.weight"].by_rule
 
 
 def test_a_weight_normed_layer_is_owned_and_learns() -> None:
@@ -196,7 +196,7 @@ def test_a_weight_normed_layer_is_owned_and_learns() -> None:
         return nn.Sequential(weight_norm(nn.Linear(10, 12)), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 3))
 
     model = drawn(build)
-    found = plan(model).treatments
+    found = plan(model).parameters
     assert found["0.parametrizations.weight.original1"].kind == "owned"
     assert "parametrized" in found["0.parametrizations.weight.original1"].reason
     learner = Learner(model, recipe=FAST, method=ROOMY)

@@ -97,7 +97,7 @@ def survives(content: bytes, base: Base) -> bool:
     assert again.metadata() == delta.metadata()
     module = base.view(delta)
     with torch.no_grad():
-        assert module(base.arranged(torch.ones(2, 3, 8, 8))).shape == (2, delta.classes)
+        assert module(base.prepare_inputs(torch.ones(2, 3, 8, 8))).shape == (2, delta.classes)
     assert delta.parameters >= delta.paper_count() >= 0
     return True
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset
 
 from halrp.errors import BatchOfOneError, DataError, LabelError, SettingError
-from halrp.training.batches import InMemory, Loaded, Source, cuts, prepare, refuse_batch_of_one
+from halrp.model.inference import batch_sizes
+from halrp.training.batches import InMemory, Loaded, Source, prepare, refuse_batch_of_one
 
 CPU = torch.device("cpu")
 
@@ -97,8 +98,8 @@ def test_a_data_set_can_leave_out_what_does_not_fill_a_batch() -> None:
 @pytest.mark.parametrize(
     ("examples", "batch", "sizes"), [(8, 4, [4, 4]), (9, 4, [4, 5]), (10, 4, [4, 4, 2]), (1, 4, [1]), (3, 1, [1, 1, 1])]
 )
-def test_cuts_leave_no_single_example_behind(examples: int, batch: int, sizes: list[int]) -> None:
-    assert cuts(examples, batch) == sizes
+def test_batch_sizes_leave_no_single_example_behind(examples: int, batch: int, sizes: list[int]) -> None:
+    assert batch_sizes(examples, batch) == sizes
 
 
 def test_the_order_is_a_function_of_the_generator() -> None:

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from halrp.model.base import formatted
+from halrp.model.base import set_memory_format
 from halrp.store import atomic
 from halrp.training.batches import InMemory, prepare
 from halrp.training.checkpoint import Checkpoints
@@ -57,7 +57,7 @@ class HalfTrained(nn.Module):
 
 NETS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
     "dropout": ("conv", DropoutNet),
-    "dropout, channels last": ("conv", lambda: formatted(DropoutNet(), channels_last=True)),
+    "dropout, channels last": ("conv", lambda: set_memory_format(DropoutNet(), channels_last=True)),
     "double": ("conv", lambda: DropoutNet().double()),
     "transformer": ("transformer", lambda: net("transformer")),
     "gru": ("gru", lambda: net("gru")),

@@ -17,16 +17,10 @@ from torch import Tensor
 
 from halrp.errors import BudgetTooSmall, SettingError
 from halrp.method import allocate
+from halrp.model.size import Size
 
 DEFAULT_SHARE = 0.02
 """Of the base's bytes, for a task's file when no bound is given."""
-
-
-class Size(NamedTuple):
-    """How large something is."""
-
-    numbers: int
-    bytes: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +46,7 @@ class Fixed:
     """A part of a task that cannot be shrunk: its name and its size in numbers and bytes."""
 
     name: str
-    numbers: int
+    parameters: int
     bytes: int
 
 
@@ -100,13 +94,13 @@ class Budget:
         if self.parameters is not None:
             return int(self.parameters)
         if self.growth is not None:
-            return int(self.growth * base.numbers)
+            return int(self.growth * base.parameters)
         return int(self.bytes if self.bytes is not None else DEFAULT_SHARE * base.bytes)
 
     def allocate(self, offers: Mapping[str, Offer], fixed: Sequence[Fixed], base: Size) -> Allocation:
         """Choose ranks so that fixed part, scales and components stay within the bound."""
         limit = self.limit(base)
-        parts = [(part.bytes if self.in_bytes else part.numbers, part.name) for part in fixed]
+        parts = [(part.bytes if self.in_bytes else part.parameters, part.name) for part in fixed]
         parts += [(offer.scales, f"scales of {name}") for name, offer in offers.items()]
         minimum = sum(size for size, _ in parts)
         if minimum > limit:
@@ -122,7 +116,7 @@ class Budget:
 
     def check(self, task: Size, base: Size, late: Sequence[str]) -> None:
         """Refuse a task that came out larger than it could be foreseen: buffers that training wrote to `late`."""
-        size, limit = task.bytes if self.in_bytes else task.numbers, self.limit(base)
+        size, limit = task.bytes if self.in_bytes else task.parameters, self.limit(base)
         if size > limit:
             what = "bytes" if self.in_bytes else "parameters"
             raise BudgetTooSmall(
@@ -135,7 +129,7 @@ class Budget:
         largest = ", ".join(f"{name} {size:,}" for size, name in sorted(parts, reverse=True)[:3])
         enough = f"{minimum:,}"
         if self.growth is not None:  # a share, rounded up so that it does suffice
-            enough += f" (growth {math.ceil(1e4 * (minimum + 1) / base.numbers) / 1e4})"
+            enough += f" (growth {math.ceil(1e4 * (minimum + 1) / base.parameters) / 1e4})"
         return BudgetTooSmall(
             f"a budget of {limit:,} {what} per task is too small: the fixed part alone needs {minimum:,} "
             f"(largest: {largest}); raise it to at least {enough}, use a narrower head, or freeze parameters "

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from halrp.method import allocate, decompose
-from halrp.method.budget import Allocation, Budget, Fixed, Offer, Size
+from halrp.method.budget import Allocation, Budget, Fixed, Offer
 from halrp.method.importance import Curvature
 from halrp.method.method import Halrp
 from halrp.method.scales import scaled
 from halrp.model import codec
 from halrp.model.delta import Bought
-from halrp.model.layers.rules import Factors
+from halrp.model.factors import Factors
+from halrp.model.size import Size
 
 
 @dataclass(frozen=True, eq=False)

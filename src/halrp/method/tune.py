@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from halrp.method.method import Halrp
 from halrp.method.start import Start
 from halrp.model.base import Base
-from halrp.model.layers.rules import Factors
+from halrp.model.factors import Factors
 from halrp.training.batches import Data
 from halrp.training.checkpoint import Checkpoints
 from halrp.training.loop import Group, Recipe, Training, evaluate

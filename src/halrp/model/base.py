@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from halrp import seeding
 from halrp.errors import HeadError, ModelError
-from halrp.method.budget import Size
 from halrp.model import views
 from halrp.model.delta import Delta
-from halrp.model.layers.rules import Factors
+from halrp.model.factors import Factors
 from halrp.model.plan import BATCH_NORMS, Plan
+from halrp.model.size import Size
 
 
 class Base:
@@ -28,7 +28,7 @@ class Base:
     def __init__(self, module: nn.Module, plan: Plan, channels_last: bool) -> None:
         """Freeze a module that nobody else holds, in place."""
         module.zero_grad(set_to_none=True)
-        self.module = formatted(module, channels_last).requires_grad_(False).eval()
+        self.module = set_memory_format(module, channels_last).requires_grad_(False).eval()
         self.plan = plan
         self.channels_last = channels_last
 
@@ -43,15 +43,14 @@ class Base:
         return {n: t.detach() for n, t in (*self.module.named_parameters(), *self.module.named_buffers())}
 
     @property
-    def parameters(self) -> int:
+    def parameter_count(self) -> int:
         """The number of parameters, with the head the base was trained with."""
         return sum(parameter.numel() for parameter in self.module.parameters())
 
     @property
     def size(self) -> Size:
-        """Numbers and bytes of parameters and buffers."""
-        tensors = self.tensors.values()
-        return Size(sum(t.numel() for t in tensors), sum(t.numel() * t.element_size() for t in tensors))
+        """Entries and bytes of parameters and buffers."""
+        return Size.of(self.tensors.values())
 
     @property
     def device(self) -> torch.device:
@@ -63,7 +62,7 @@ class Base:
         """Whether a batch of one example cannot be trained on."""
         return any(isinstance(module, BATCH_NORMS) for module in self.module.modules())
 
-    def weights(self) -> dict[str, Tensor]:
+    def adapted_weights(self) -> dict[str, Tensor]:
         """The weights that tasks adapt."""
         adapted = self.plan.named("adapted")
         return {n: p.detach() for n, p in self.module.named_parameters() if n in adapted}
@@ -72,9 +71,9 @@ class Base:
         """A copy with a new head, to be trained without constraint; the head is drawn from `names`."""
         with seeding.isolated(*names, "head", device=self.device):
             net = views.trainable_copy(self.module, self.plan, classes)
-        return formatted(net, self.channels_last)
+        return set_memory_format(net, self.channels_last)
 
-    def owned_by(self, net: nn.Module) -> dict[str, Tensor]:
+    def owned_tensors(self, net: nn.Module) -> dict[str, Tensor]:
         """Copies of all that a task owns in its network besides adapted weights: parameters, head, buffers."""
         ours = self.plan.named("owned")
         owned = {n: p.detach().clone() for n, p in net.named_parameters() if n in ours or self.plan.role(n) == "head"}
@@ -105,7 +104,7 @@ class Base:
             return views.clone(self.module).eval()
         return views.merged_copy(self.module, self.plan, delta.factors, delta.owned, delta.classes)
 
-    def arranged(self, x: Tensor) -> Tensor:
+    def prepare_inputs(self, x: Tensor) -> Tensor:
         """Inputs on the base's device, in the memory format in which its convolutions are fastest."""
         x = x.to(self.device)
         return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.dim() == 4 else x
@@ -137,7 +136,7 @@ def check_outputs(net: nn.Module, x: Tensor, classes: int, head: str, task: str)
         )
 
 
-def formatted(net: nn.Module, channels_last: bool) -> nn.Module:
+def set_memory_format(net: nn.Module, channels_last: bool) -> nn.Module:
     """Lay four-dimensional tensors out with channels last, in place."""
     if channels_last:
         for tensor in (*net.parameters(), *net.buffers()):

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from halrp.model import codec
 from halrp.model.codec import Coded, Precision
-from halrp.model.layers.rules import Factors
+from halrp.model.factors import Factors
 from halrp.model.plan import Role
 
 Content: TypeAlias = bytes  # inside the class, `bytes` is a size

@@ -16,13 +16,15 @@ the rows of that task, as if they had been passed alone.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
-from halrp.errors import BatchOfOneError, DataError
+from halrp.errors import DataError
 from halrp.model import views
 from halrp.model.delta import Delta
+from halrp.model.inference import inference_batches, task_logits, uses_batch_statistics
 from halrp.model.layers.mixed import (
     CHANNEL_NORMS,
     LAST_NORMS,
@@ -35,10 +37,9 @@ from halrp.model.layers.mixed import (
     MixedNorm,
     Weights,
 )
-from halrp.model.layers.rules import rule_for
-from halrp.model.plan import BATCH_NORMS, Plan
+from halrp.model.layers.registry import rule_for
+from halrp.model.plan import Plan, aliases
 from halrp.model.rows import ROWS, NotRowWise, Rows
-from halrp.training.batches import cuts
 
 
 class MixedModule:
@@ -82,9 +83,9 @@ class MixedModule:
             if len(set(tasks)) == 1:
                 return self._one_task(x, tasks[0])
             order = sorted(range(len(tasks)), key=tasks.__getitem__)
-            places = torch.tensor(order, device=x.device)
-            logits = self._sorted(x[places], Rows(sorted(tasks), x.device))
-            return logits[places.argsort()]
+            positions = torch.tensor(order, device=x.device)
+            logits = self._sorted(x[positions], Rows(sorted(tasks), x.device))
+            return logits[positions.argsort()]
 
     def batched(self, x: Tensor, rows: Tensor, batch: int) -> Tensor:
         """The same for any number of rows, at most about `batch` of them at a time.
@@ -97,7 +98,7 @@ class MixedModule:
             return _as_wide([self(part, index) for part, index in pairs])
         tasks = torch.tensor(self._tasks(x, rows), device=x.device)
         groups = [(tasks == task).nonzero().flatten() for task in tasks.unique()]
-        parts = [part for group in groups for part in group.split(sizes_of(self._base, len(group), batch))]
+        parts = [part for group in groups for part in group.split(inference_batches(self._base, len(group), batch))]
         logits = _as_wide([self(x[part], rows[part]) for part in parts])
         return logits[torch.cat(parts).argsort()]
 
@@ -158,7 +159,7 @@ class MixedModule:
 
     def _one_task(self, x: Tensor, task: int) -> Tensor:
         delta = self._deltas[task]
-        return logits_of(self._view(task), x, None if delta is None else delta.task)
+        return task_logits(self._view(task), x, "the base's own task" if delta is None else repr(delta.task))
 
     def _view(self, task: int) -> nn.Module:
         if task not in self._views:
@@ -176,7 +177,7 @@ class MixedModule:
         """A copy of the base in which every layer that some task changes is replaced by its mixed form."""
         net = views.shared_copy(self._base).eval()
         for path, module in net.named_modules():
-            if _by_batch(module):
+            if uses_batch_statistics(module):
                 raise NotRowWise(f"{path} normalises by the statistics of the batch, which mixes its rows")
             if isinstance(module, nn.TransformerEncoderLayer):
                 # Its fused form reads the weights of its layers instead of calling them; this is how it is declined.
@@ -196,13 +197,15 @@ class MixedModule:
     def _changed(self) -> dict[str, set[str]]:
         """For every layer that some task changes, the names of the tensors it changes there."""
         holders = dict(self._base.named_modules(remove_duplicate=False))
-        places = _places(self._base)
+        names = aliases(
+            chain(*(f(remove_duplicate=False) for f in (self._base.named_parameters, self._base.named_buffers)))
+        )
         changed: dict[str, set[str]] = {}
         for delta in self._deltas:
             for name in () if delta is None else (*delta.factors, *delta.owned):
                 path, _, leaf = name.rpartition(".")
-                if len({id(holders[place.rpartition(".")[0]]) for place in places.get(name, ())}) > 1:
-                    raise NotRowWise(f"{' and '.join(places[name])} are tied")
+                if len({id(holders[alias.rpartition(".")[0]]) for alias in names.get(name, ())}) > 1:
+                    raise NotRowWise(f"{' and '.join(names[name])} are tied")
                 for outer in _outer(path):
                     if type(holders[outer]) is nn.MultiheadAttention:
                         path, leaf = outer, name[len(outer) + 1 :]
@@ -264,48 +267,10 @@ class MixedModule:
         return torch.stack([owned.get(task, shared.detach()) for task in range(len(self._deltas))])
 
 
-def normalises_by_batch(model: nn.Module) -> bool:
-    """Whether a model in evaluation mode uses the statistics of the batch, so that a row's logits depend on others."""
-    return any(_by_batch(module) for module in model.modules())
-
-
-def _by_batch(module: nn.Module) -> bool:
-    return isinstance(module, BATCH_NORMS) and module.running_mean is None
-
-
-def sizes_of(model: nn.Module, rows: int, batch: int) -> list[int] | int:
-    """How to split so many rows of one task into batches; where they give statistics, no batch is of one row."""
-    return cuts(rows, batch) if rows > batch and normalises_by_batch(model) else batch
-
-
-def logits_of(module: nn.Module, x: Tensor, task: str | None) -> Tensor:
-    """The logits of one task, or the reason why a single row has none."""
-    try:
-        logits: Tensor = module(x)
-    except ValueError as error:
-        if len(x) != 1 or not normalises_by_batch(module):
-            raise
-        name = "the base's own task" if task is None else repr(task)
-        raise BatchOfOneError(
-            f"predict: a single row of {name}, and the model normalises by the statistics of the batch; pass two rows "
-            "or more of each task, or use a model whose batch norms track running statistics"
-        ) from error
-    return logits
-
-
 def _as_wide(parts: Sequence[Tensor]) -> Tensor:
     """Parts of a result below each other, as wide as the widest, filled up with −inf."""
     width = max(part.shape[1] for part in parts)
     return torch.cat([nn.functional.pad(part, (0, width - part.shape[1]), value=-torch.inf) for part in parts])
-
-
-def _places(model: nn.Module) -> dict[str, list[str]]:
-    """Every name under which a model holds a parameter or buffer, by the first."""
-    places: dict[int, list[str]] = {}
-    for named in (model.named_parameters, model.named_buffers):
-        for name, tensor in named(remove_duplicate=False):
-            places.setdefault(id(tensor), []).append(name)
-    return {names[0]: names for names in places.values()}
 
 
 def _outer(path: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ or *shared* (the base's, for every task). What cannot be treated correctly is re
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,7 +17,8 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from halrp.errors import HeadError, ModelError
-from halrp.model.layers.rules import HEADS, rule_for
+from halrp.model.layers.head import HEADS
+from halrp.model.layers.registry import rule_for
 
 NORMS = (
     nn.BatchNorm1d,
@@ -35,18 +36,19 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
+Kind = Literal["adapted", "owned", "shared"]
 Role = Literal["weight", "bias", "norm", "head", "other", "buffer"]
 
 
 @dataclass(frozen=True)
-class Treatment:
+class ParameterPlan:
     """How one parameter is treated, and why."""
 
     name: str
-    kind: Literal["adapted", "owned", "shared"]
+    kind: Kind
     role: Role
     shape: tuple[int, ...]
-    places: tuple[str, ...]
+    aliases: tuple[str, ...]
     """Every name under which the model holds this parameter; more than one when weights are tied."""
     reason: str
     by_rule: bool = False
@@ -60,17 +62,17 @@ class Plan:
     """The treatment of every parameter of a model, and the name of its head."""
 
     head: str
-    treatments: Mapping[str, Treatment]
+    parameters: Mapping[str, ParameterPlan]
 
-    def named(self, kind: str) -> dict[str, Treatment]:
-        """The treatments of one kind, by parameter name, in the model's order."""
-        return {name: t for name, t in self.treatments.items() if t.kind == kind}
+    def named(self, kind: str) -> dict[str, ParameterPlan]:
+        """The parameters of one kind, by name, in the model's order."""
+        return {name: t for name, t in self.parameters.items() if t.kind == kind}
 
     def role(self, name: str) -> Role:
         """The role of a parameter or buffer that a task owns."""
-        treatment = self.treatments.get(name)
-        if treatment is not None:
-            return treatment.role
+        parameter = self.parameters.get(name)
+        if parameter is not None:
+            return parameter.role
         return "head" if name.startswith(f"{self.head}.") else "buffer"
 
 
@@ -113,9 +115,7 @@ def examine(model: nn.Module, head: str | None = None) -> tuple[Plan, list[Probl
         head = ""
         if not lazy:  # a lazy layer may become a head once it is initialised
             problems.append(Problem((), error.with_traceback(None)))
-    places: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        places.setdefault(id(parameter), []).append(name)
+    names = aliases(model.named_parameters(remove_duplicate=False))
     owners = dict(model.named_modules(remove_duplicate=False))
     whole = {name: parameter for name, parameter in parameters.items() if name not in lazy}
     problems += _overlaps(whole)
@@ -127,7 +127,7 @@ def examine(model: nn.Module, head: str | None = None) -> tuple[Plan, list[Probl
     treatments = {}
     for name, parameter in whole.items():
         try:
-            treatments[name] = _treat(name, parameter, tuple(places[id(parameter)]), owners, head)
+            treatments[name] = _treat(name, parameter, names[name], owners, head)
         except ModelError as error:
             problems.append(Problem((name,), error.with_traceback(None)))
     if not problems and not any(t.kind == "adapted" for t in treatments.values()):
@@ -141,14 +141,16 @@ def examine(model: nn.Module, head: str | None = None) -> tuple[Plan, list[Probl
 
 def _treat(
     name: str, parameter: Tensor, places: tuple[str, ...], owners: Mapping[str, nn.Module], head: str
-) -> Treatment:
+) -> ParameterPlan:
     owner, leaf = _owner(name, owners)
     shape = tuple(parameter.shape)
 
     kernel = isinstance(owner, CONVOLUTIONS)
 
-    def as_(kind: Literal["adapted", "owned", "shared"], role: Role, reason: str, by_rule: bool = False) -> Treatment:
-        return Treatment(name, kind, role, shape, places, reason, by_rule, kernel and len(shape) > 2)
+    def as_(
+        kind: Literal["adapted", "owned", "shared"], role: Role, reason: str, by_rule: bool = False
+    ) -> ParameterPlan:
+        return ParameterPlan(name, kind, role, shape, places, reason, by_rule, kernel and len(shape) > 2)
 
     if any(place.startswith(f"{head}.") for place in places):
         if len({id(_owner(place, owners)[0]) for place in places}) > 1:
@@ -187,6 +189,17 @@ def _treat(
 def _owner(name: str, owners: Mapping[str, nn.Module]) -> tuple[nn.Module, str]:
     path, _, leaf = name.rpartition(".")
     return owners[path], leaf
+
+
+def aliases(named: Iterable[tuple[str, Tensor]]) -> dict[str, tuple[str, ...]]:
+    """Every name under which a model holds a tensor, by the first.
+
+    `named` is `model.named_parameters(remove_duplicate=False)`, the same of buffers, or both.
+    """
+    names: dict[int, list[str]] = {}
+    for name, tensor in named:
+        names.setdefault(id(tensor), []).append(name)
+    return {all_names[0]: tuple(all_names) for all_names in names.values()}
 
 
 def _overlaps(parameters: Mapping[str, Tensor]) -> list[Problem]:

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from halrp.errors import ModelError
-from halrp.model.layers.rules import Factors, Merged, adapt, adapt_merged, new_head
-from halrp.model.plan import Plan
+from halrp.model.factors import Factors
+from halrp.model.layers.head import new_head
+from halrp.model.layers.registry import Merged, adapt, adapt_merged
+from halrp.model.plan import Plan, aliases
 
 
 def clone(model: nn.Module, share: Mapping[int, Tensor] | None = None) -> nn.Module:
@@ -46,10 +48,10 @@ def trainable_copy(base: nn.Module, plan: Plan, classes: int) -> nn.Module:
 
     The head is drawn from the global generator; callers isolate it.
     """
-    share = {id(p): p for name, p in base.named_parameters() if plan.treatments[name].kind == "shared"}
+    share = {id(p): p for name, p in base.named_parameters() if plan.parameters[name].kind == "shared"}
     net = clone(base, share)
     for name, parameter in net.named_parameters():
-        parameter.requires_grad_(plan.treatments[name].kind != "shared")
+        parameter.requires_grad_(plan.parameters[name].kind != "shared")
     replace_module(net, plan.head, new_head(base.get_submodule(plan.head), classes))
     return net
 
@@ -75,22 +77,21 @@ def task_view(
     if classes is not None:
         fresh = new_head(base.get_submodule(plan.head), classes, torch.device("meta"))
         replace_module(net, plan.head, fresh)
-    held = _buffer_places(base)
+    buffer_names = aliases(base.named_buffers(remove_duplicate=False))
     for name, tensor in owned.items():
-        treatment = plan.treatments.get(name)
-        if treatment is not None and not isinstance(tensor, nn.Parameter):
-            tensor = nn.Parameter(tensor, requires_grad=False)  # one object, so that tied places stay tied
-        for place in treatment.places if treatment is not None else held.get(name, (name,)):
-            set_tensor(net, place, tensor)
+        parameter = plan.parameters.get(name)
+        if parameter is not None and not isinstance(tensor, nn.Parameter):
+            tensor = nn.Parameter(tensor, requires_grad=False)  # one object, so that tied weights stay tied
+        for alias in parameter.aliases if parameter is not None else buffer_names.get(name, (name,)):
+            set_tensor(net, alias, tensor)
     for name, part in factors.items():
-        treatment = plan.treatments[name]
-        if treatment.by_rule:
+        if plan.parameters[name].by_rule:
             adapt(net.get_submodule(name.rpartition(".")[0]), part)
             continue
         merged = Merged(part)
         seen: set[tuple[int, str]] = set()
-        for place in treatment.places:
-            path, _, leaf = place.rpartition(".")
+        for alias in plan.parameters[name].aliases:
+            path, _, leaf = alias.rpartition(".")
             layer = net.get_submodule(path)
             if (id(layer), leaf) not in seen:
                 seen.add((id(layer), leaf))
@@ -105,14 +106,6 @@ def merged_copy(
     weights = dict(base.named_parameters())
     merged = {name: part.merged(weights[name].detach()) for name, part in factors.items()}
     return clone(task_view(base, plan, {}, {**owned, **merged}, classes)).eval()
-
-
-def _buffer_places(net: nn.Module) -> dict[str, list[str]]:
-    """Every name under which a model holds a buffer, by the first."""
-    places: dict[int, list[str]] = {}
-    for name, buffer in net.named_buffers(remove_duplicate=False):
-        places.setdefault(id(buffer), []).append(name)
-    return {names[0]: names for names in places.values()}
 
 
 def replace_module(net: nn.Module, path: str, module: nn.Module) -> None:

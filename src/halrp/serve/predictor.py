@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from halrp.errors import DataError, UnknownTaskError
 from halrp.model.base import Base
 from halrp.model.delta import Delta
-from halrp.model.mixed import MixedModule, logits_of, sizes_of
+from halrp.model.inference import inference_batches, task_logits
+from halrp.model.mixed import MixedModule
 
 
 class Predictor:
@@ -34,14 +35,16 @@ class Predictor:
             raise UnknownTaskError(f"no task named {task!r} has been learned; learned: {known}")
         return self._tasks[task]
 
-    def one(self, x: Tensor, task: str | None, batch: int) -> Tensor:
+    def predict(self, x: Tensor, task: str | None, batch: int) -> Tensor:
         """Logits (N, classes) of x (N, ...) for one task."""
         if task not in self._modules:
             self._modules[task] = self._base.view(self.delta(task))
         module = self._modules[task]
-        return torch.cat([logits_of(module, rows, task) for rows in x.split(sizes_of(module, len(x), batch))])
+        title = "the base's own task" if task is None else repr(task)
+        sizes = inference_batches(module, len(x), batch)
+        return torch.cat([task_logits(module, rows, title) for rows in x.split(sizes)])
 
-    def mixed(self, x: Tensor, tasks: Sequence[str | None], batch: int) -> Tensor:
+    def predict_mixed(self, x: Tensor, tasks: Sequence[str | None], batch: int) -> Tensor:
         """Logits of x (N, ...) for the task of each row, as wide as the widest of them, (N, classes)."""
         if len(tasks) != x.shape[0]:
             raise DataError(f"predict: {len(tasks)} tasks for {x.shape[0]} rows; name one for each row")

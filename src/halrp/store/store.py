@@ -39,7 +39,7 @@ from halrp.errors import (
 from halrp.model import views
 from halrp.model.base import Base
 from halrp.model.delta import Delta
-from halrp.model.layers.rules import new_head
+from halrp.model.layers.head import new_head
 from halrp.store import atomic, task_file
 from halrp.training.checkpoint import Checkpoints
 
@@ -207,7 +207,7 @@ class Store:
         ours, theirs = like.tensors, tensors
         weight = f"{like.plan.head}.weight"
         classes = theirs[weight].shape[0] if weight in theirs and theirs[weight].dim() else 0
-        head = {n for n in like.plan.treatments if like.plan.role(n) == "head"}
+        head = {n for n in like.plan.parameters if like.plan.role(n) == "head"}
         shapes = {n: (classes, *t.shape[1:]) if n in head else tuple(t.shape) for n, t in ours.items()}
         wrong = sorted(ours.keys() ^ theirs.keys()) or [
             n for n in ours if shapes[n] != tuple(theirs[n].shape) or ours[n].dtype != theirs[n].dtype

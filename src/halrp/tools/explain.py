@@ -25,8 +25,8 @@ from halrp.method.method import Halrp
 from halrp.model import codec
 from halrp.model.codec import PRECISIONS, Precision
 from halrp.model.delta import Delta
-from halrp.model.layers.rules import Factors
-from halrp.model.plan import BATCH_NORMS, NORMS, Plan, Problem, Role, Treatment, examine
+from halrp.model.factors import Factors
+from halrp.model.plan import BATCH_NORMS, NORMS, ParameterPlan, Plan, Problem, Role, examine
 from halrp.provenance import describe
 from halrp.training.loop import Recipe
 
@@ -171,7 +171,7 @@ def _parameter_rows(model: nn.Module, plan: Plan, problems: Sequence[Problem]) -
             faults.setdefault(name, []).append(str(problem.error))
     for name, parameter in model.named_parameters():
         if name not in faults:
-            yield _row(plan.treatments[name], parameter.element_size())
+            yield _row(plan.parameters[name], parameter.element_size())
         elif is_lazy(parameter):
             yield Row(name, "refused", "; ".join(faults[name]))
         else:
@@ -179,7 +179,7 @@ def _parameter_rows(model: nn.Module, plan: Plan, problems: Sequence[Problem]) -
             yield Row(name, "refused", "; ".join(faults[name]), shape=shape, parameters=entries)
 
 
-def _row(treatment: Treatment, element: int) -> Row:
+def _row(treatment: ParameterPlan, element: int) -> Row:
     """The row of a parameter that can be treated, whose entries have `element` bytes."""
     shape = treatment.shape
     entries = math.prod(shape)

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from halrp import seeding
 from halrp.errors import BatchOfOneError, DataError, LabelError, SettingError
+from halrp.model.inference import batch_sizes
 
 Source: TypeAlias = "tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]"
 Augment: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
@@ -51,15 +52,6 @@ class Lesson(NamedTuple):
     augment: Augment | None = None
 
 
-def cuts(examples: int, batch: int) -> list[int]:
-    """Sizes of the batches of so many examples; a last batch of one example joins the batch before it."""
-    whole, rest = divmod(examples, batch)
-    sizes = [batch] * whole + ([rest] if rest else [])
-    if batch > 1 and len(sizes) > 1 and sizes[-1] == 1:
-        sizes[-2:] = [sizes[-2] + 1]
-    return sizes
-
-
 @dataclass(frozen=True)
 class InMemory:
     """A task as two tensors. Batches are index lookups on the device.
@@ -81,18 +73,18 @@ class InMemory:
 
     def steps(self, batch: int) -> int:
         """The number of batches in one pass."""
-        return len(self._cuts(batch))
+        return len(self._sizes(batch))
 
     def identity(self) -> str:
         """A hash of all examples."""
         return seeding.fingerprint({"x": self.x, "y": self.y})
 
-    def _cuts(self, batch: int) -> list[int]:
-        return [batch] * (self.examples // batch) if self.drop_last else cuts(self.examples, batch)
+    def _sizes(self, batch: int) -> list[int]:
+        return [batch] * (self.examples // batch) if self.drop_last else batch_sizes(self.examples, batch)
 
     def batches(self, batch: int, shuffle: torch.Generator | None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield `(x, y)` batches by index lookup, or by slicing when the order is the stored one."""
-        sizes = self._cuts(batch)
+        sizes = self._sizes(batch)
         used = sum(sizes)
         if shuffle is None:
             for x, y in zip(self.x[:used].split(sizes), self.y[:used].split(sizes), strict=True):

@@ -17,7 +17,7 @@ from halrp.lab.methods.frozen_base import OnBase, neutral
 from halrp.lab.methods.network import contents
 from halrp.lab.methods.tiny import TinyNet, tiny_context, tiny_tasks
 from halrp.lab.streams import Split, Task
-from halrp.model.layers.rules import adapt
+from halrp.model.layers.registry import adapt
 from halrp.training.loop import Recipe
 
 
@@ -106,7 +106,7 @@ def test_the_first_task_of_be_stores_its_vectors_and_nothing_twice() -> None:
     method = learned("be", 1)
     assert method.base is not None
     vectors = (6 + 3) + (8 + 6) + (16 + 32)
-    assert method.counted() == method.base.parameters + vectors
+    assert method.counted() == method.base.parameter_count + vectors
     assert not method.tasks[0].tensors
 
 
@@ -157,7 +157,7 @@ def added(name: str, classes: int) -> tuple[int, int, int]:
     assert method.base is not None
     counted, stored = method.counted(), method.stored().parameters
     method.learn(task(1))
-    return method.base.parameters, method.counted() - counted, method.stored().parameters - stored
+    return method.base.parameter_count, method.counted() - counted, method.stored().parameters - stored
 
 
 NORMS, VECTORS, BIASES, STATISTICS = 2740, 5393, 1370, 2740 + 4

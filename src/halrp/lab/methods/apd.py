@@ -278,7 +278,7 @@ class Decomposed(Method):
 
 def layers(plan: Plan) -> list[str]:
     """The weights that are decomposed: of every layer but norms and the head, unless tied."""
-    return [n for n, t in plan.treatments.items() if t.role == "weight" and t.kind != "shared" and len(t.places) == 1]
+    return [n for n, t in plan.parameters.items() if t.role == "weight" and t.kind != "shared" and len(t.aliases) == 1]
 
 
 def placed(tensor: Tensor, like: Tensor) -> Tensor:

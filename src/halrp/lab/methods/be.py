@@ -68,7 +68,7 @@ class BatchEnsemble(OnBase):
     def later(self, base: Base, task: Task) -> Own:
         """Train r and s, biases, norm layers and a head over the slow weights."""
         fresh = base.trainable(task.classes, *self.names(task))
-        owned: dict[str, Tensor] = {n: nn.Parameter(t) for n, t in base.owned_by(fresh).items()}
+        owned: dict[str, Tensor] = {n: nn.Parameter(t) for n, t in base.owned_tensors(fresh).items()}
         kept = self.tasks[0].scales
         vectors = {
             n: tuple(nn.Parameter(v.clone() if self.start == "first" else torch.ones_like(v)) for v in pair)

@@ -31,7 +31,7 @@ from halrp.lab.methods import network, subspaces
 from halrp.lab.methods.gpm import Mode, sample
 from halrp.lab.methods.protocol import Context, Method, Size, State
 from halrp.lab.streams import Task
-from halrp.model.base import formatted
+from halrp.model.base import set_memory_format
 from halrp.model.plan import NORMS
 from halrp.model.views import clone, task_view
 from halrp.training.loop import Group, Training
@@ -189,7 +189,7 @@ class BilevelMemory(Method):
             for name, a in own.coefficients.items()
         }
         net = task_view(self.working, self.plan, {}, weights | dict(own.tensors), own.classes)
-        return formatted(net, self.context.recipe.channels_last)
+        return set_memory_format(net, self.context.recipe.channels_last)
 
     def predict(self, x: Tensor, task: int) -> Tensor:
         """Logits of the task's network."""

@@ -21,7 +21,7 @@ class TunedNorms(OnBase):
     def later(self, base: Base, task: Task) -> Own:
         """Train norm layers and a head."""
         start = base.trainable(task.classes, *self.names(task))
-        mine = {n: t for n, t in base.owned_by(start).items() if base.plan.role(n) in ("norm", "head")}
+        mine = {n: t for n, t in base.owned_tensors(start).items() if base.plan.role(n) in ("norm", "head")}
         owned: dict[str, Tensor] = {n: nn.Parameter(t) for n, t in mine.items()}
         net = base.tuning_view({}, owned, task.classes)
         trained = [t for t in owned.values() if isinstance(t, nn.Parameter)]

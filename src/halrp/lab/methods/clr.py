@@ -99,7 +99,7 @@ class Reprogramming(OnBase):
 
     def later(self, base: Base, task: Task) -> Own:
         """Train filters, norm layers and a head."""
-        start = base.owned_by(base.trainable(task.classes, *self.names(task)))
+        start = base.owned_tensors(base.trainable(task.classes, *self.names(task)))
         norms = {n: t for n, t in start.items() if base.plan.role(n) == "norm"} | self.norms
         head = {n: t for n, t in start.items() if base.plan.role(n) == "head"}
         owned = {n: nn.Parameter(t.clone()) for n, t in (norms | head).items()}

@@ -17,9 +17,9 @@ from torch.func import functional_call, grad, vmap
 
 from halrp.errors import SettingError
 from halrp.lab.methods.l2 import Anchored
-from halrp.lab.methods.network import chunks
 from halrp.lab.methods.protocol import Context
 from halrp.lab.streams import Task
+from halrp.model.inference import batch_sizes
 from halrp.model.plan import BATCH_NORMS
 
 Labels = Literal["predicted", "true", "exact"]
@@ -85,7 +85,7 @@ def fisher_by_batch(
     needed = [(p, p.requires_grad) for p in parameters.values()]
     for parameter, _ in needed:
         parameter.requires_grad_(True)
-    sizes = chunks(len(x), batch)
+    sizes = batch_sizes(len(x), batch)
     parts = list(zip(x.split(sizes), y.split(sizes), strict=True))
     with torch.enable_grad():
         for rows, truth in parts:

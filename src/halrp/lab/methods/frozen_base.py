@@ -17,7 +17,7 @@ from halrp.lab.methods import network
 from halrp.lab.methods.protocol import Context, Method, Size, State
 from halrp.lab.streams import Task
 from halrp.model.base import Base
-from halrp.model.layers.rules import Factors
+from halrp.model.factors import Factors
 from halrp.model.views import task_view
 
 
@@ -79,7 +79,7 @@ class OnBase(Method):
     def predict(self, x: Tensor, task: int) -> Tensor:
         """Logits of the task's network."""
         assert self.base is not None, "learn a task first"
-        return network.logits(self.context, self.module(task), self.base.arranged(x))
+        return network.logits(self.context, self.module(task), self.base.prepare_inputs(x))
 
     def stored(self) -> Size:
         """The base, and what each task owns."""
@@ -90,7 +90,7 @@ class OnBase(Method):
         assert self.base is not None, "learn a task first"
         buffers = dict(self.base.module.named_buffers())
         owned = sum(t.numel() for own in self.tasks for n, t in own.all().items() if n not in buffers)
-        return self.base.parameters + owned
+        return self.base.parameter_count + owned
 
     def state(self) -> State:
         """The base, and what each task owns."""
@@ -111,7 +111,7 @@ class OnBase(Method):
             held = {n: self._placed(n, t) for n, t in network.under(f"task/{i}", state.tensors).items()}
             r, s = network.under("r", held), network.under("s", held)
             rest = {n: t for n, t in held.items() if not n.startswith(("r/", "s/"))}
-            self.tasks.append(Own(width, {n: (r[n], s[n]) for n in plan.treatments if n in r}, rest))
+            self.tasks.append(Own(width, {n: (r[n], s[n]) for n in plan.parameters if n in r}, rest))
 
     def _placed(self, name: str, tensor: Tensor) -> Tensor:
         assert self.base is not None

@@ -33,6 +33,7 @@ from halrp.lab.methods.norms import without_running_statistics
 from halrp.lab.methods.protocol import Context, State
 from halrp.lab.names import nearest
 from halrp.lab.streams import Task
+from halrp.model.inference import batch_sizes
 from halrp.training.batches import Data
 from halrp.training.loop import Recipe, Training, evaluate
 
@@ -255,7 +256,7 @@ def sample(context: Context, net: nn.Module, task: Task, size: int, names: tuple
     """Some training examples of a task, drawn from `names`, in parts of at most a batch, where the network lies."""
     chosen = torch.randperm(len(task.train.x), generator=seeding.generator(*names, "sample"))[:size]
     x = task.train.x[chosen.to(task.train.x.device)].to(next(net.parameters()).device)
-    return list(x.split(network.chunks(len(x), context.recipe.batch)))
+    return list(x.split(batch_sizes(len(x), context.recipe.batch)))
 
 
 def lower_the_rate(going: Training, validation: Data, factor: float, patience: int, floor: float) -> None:

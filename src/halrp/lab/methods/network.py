@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from halrp import seeding
 from halrp.lab.methods.protocol import Context, Size
 from halrp.lab.streams import Task
-from halrp.model.base import Base, formatted
-from halrp.model.layers.rules import new_head
+from halrp.model.base import Base, set_memory_format
+from halrp.model.inference import batch_sizes
+from halrp.model.layers.head import new_head
 from halrp.model.plan import BATCH_NORMS, Plan, plan
 from halrp.model.views import get_tensor, replace_module
 from halrp.store.store import slug
@@ -133,21 +134,13 @@ def logits(context: Context, net: nn.Module, x: Tensor) -> Tensor:
     first = next(net.parameters())
     x = x.to(first.device)
     with autocast(context.recipe.autocast, first.device):
-        return torch.cat([net(rows) for rows in x.split(chunks(len(x), chunk(context, net)))])
+        return torch.cat([net(rows) for rows in x.split(batch_sizes(len(x), chunk(context, net)))])
 
 
 def chunk(context: Context, net: nn.Module) -> int:
     """How many rows a network is given at once in evaluation."""
     by_batch = any(isinstance(m, BATCH_NORMS) and m.running_mean is None for m in net.modules())
     return context.recipe.batch if by_batch else 512
-
-
-def chunks(rows: int, size: int) -> list[int]:
-    """Sizes of the chunks of so many rows; a single last row joins the chunk before it."""
-    whole, rest = divmod(rows, size)
-    if rest == 1 and whole:
-        return [size] * (whole - 1) + [size + 1]
-    return [size] * whole + [rest] * (rest > 0)
 
 
 def add_head(context: Context, net: nn.Module, task: Task) -> nn.Module:
@@ -165,8 +158,7 @@ def width(net: nn.Module) -> int:
 
 def size_of(tensors: Iterable[Tensor]) -> Size:
     """Numbers and bytes of some tensors."""
-    found = list(tensors)
-    return Size(sum(t.numel() for t in found), sum(t.numel() * t.element_size() for t in found))
+    return Size.of(tensors)
 
 
 def contents(net: nn.Module) -> dict[str, Tensor]:
@@ -196,9 +188,9 @@ def empty(context: Context, classes: int) -> tuple[nn.Module, Plan]:
     net = context.build(classes, context.seed)
     treated = plan(net, HEAD)
     for name, parameter in net.named_parameters():
-        parameter.requires_grad_(treated.treatments[name].kind != "shared")
+        parameter.requires_grad_(treated.parameters[name].kind != "shared")
     if context.recipe.channels_last and any(isinstance(m, nn.Conv2d) for m in net.modules()):
-        net = formatted(net, channels_last=True)
+        net = set_memory_format(net, channels_last=True)
     return net.eval(), treated
 
 

@@ -15,17 +15,10 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from halrp.lab.streams import Task
+from halrp.model.size import Size
 from halrp.training.loop import Notify, Recipe
 
 __all__ = ["Context", "Method", "Size", "State"]
-
-
-class Size(NamedTuple):
-    """What is stored to evaluate every learned task."""
-
-    parameters: int
-    """Numbers: parameters, buffers, heads."""
-    bytes: int
 
 
 class State(NamedTuple):

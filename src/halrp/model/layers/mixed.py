@@ -26,9 +26,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from halrp.model import kernels
+from halrp.model.factors import Factors, identity_factors
 from halrp.model.kernels import Geometry
-from halrp.model.layers import rules
-from halrp.model.layers.rules import Factors
+from halrp.model.layers import registry
 from halrp.model.rows import ROWS, NotRowWise, Rows, apart, rows_of
 
 
@@ -69,7 +69,7 @@ class Weights:
         self.base = base
         self.outright = outright
         self.scaled = any(part is not None for part in factors)
-        same = rules.empty_factors(base)
+        same = identity_factors(base)
         self.r = torch.stack([(part or same).r for part in factors])
         self.s = torch.stack([(part or same).s for part in factors])
         narrow = base.shape[1]
@@ -231,7 +231,7 @@ def _padded(x: Tensor, layer: Any) -> tuple[Tensor, tuple[int, ...]]:
     if layer.padding == "valid":
         return x, none
     if layer.padding == "same":
-        return rules.same_padding(x, layer.kernel_size, layer.dilation)
+        return registry.same_padding(x, layer.kernel_size, layer.dilation)
     return x, layer.padding
 
 

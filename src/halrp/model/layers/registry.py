@@ -13,43 +13,14 @@ reads its weight, and pays for building the merged weight at each use.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from halrp.model import kernels
-
-
-@dataclass(frozen=True, eq=False)
-class Factors:
-    """The delta of one adapted weight (J, I, *kernel): r (J,), s (I,), p (J, k), q (k, I) or (k, I·K)."""
-
-    r: Tensor
-    s: Tensor
-    p: Tensor
-    q: Tensor
-
-    @property
-    def rank(self) -> int:
-        """The number of kept components."""
-        return self.p.shape[1]
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> Factors:
-        """Apply a function to each of the four tensors."""
-        return Factors(change(self.r), change(self.s), change(self.p), change(self.q))
-
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The four tensors in the order r, s, p, q."""
-        return self.r, self.s, self.p, self.q
-
-    def merged(self, weight: Tensor) -> Tensor:
-        """The weight these factors make of a base weight."""
-        return kernels.merge(weight, self.r, self.s, self.p, self.q)
-
+from halrp.model.factors import Factors
 
 _RULES: dict[type[nn.Module], type[nn.Module]] = {}
 Rule = TypeVar("Rule", bound=type[nn.Module])
@@ -192,38 +163,3 @@ class AdaptedConv2d(AdaptedConv, nn.Conv2d):  # type: ignore[override]
 @layer_rule(nn.Conv3d)
 class AdaptedConv3d(AdaptedConv, nn.Conv3d):  # type: ignore[override]
     """An adapted three-dimensional convolution."""
-
-
-def new_head(head: nn.Module, classes: int, device: torch.device | None = None) -> nn.Module:
-    """A fresh head of the same kind with one output per class, drawn from the global generator."""
-    weight = cast(Tensor, head.weight)
-    like: dict[str, Any] = {"device": device or weight.device, "dtype": weight.dtype}
-    if isinstance(head, nn.Linear):
-        return nn.Linear(head.in_features, classes, bias=head.bias is not None, **like)
-    conv = cast(nn.Conv2d, head)
-    return type(conv)(
-        conv.in_channels,
-        classes,
-        cast(Any, conv.kernel_size),
-        stride=cast(Any, conv.stride),
-        padding=cast(Any, conv.padding),
-        dilation=cast(Any, conv.dilation),
-        bias=conv.bias is not None,
-        padding_mode=cast(Any, conv.padding_mode),
-        **like,
-    )
-
-
-HEADS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-"""Layer types that can serve as a head."""
-
-
-def empty_factors(weight: Tensor) -> Factors:
-    """Factors of rank 0 that leave a weight as it is."""
-    rows, columns = weight.shape[0], weight.shape[1]
-    return Factors(
-        torch.ones(rows, device=weight.device, dtype=weight.dtype),
-        torch.ones(columns, device=weight.device, dtype=weight.dtype),
-        weight.new_zeros(rows, 0),
-        weight.new_zeros(0, columns),
-    )

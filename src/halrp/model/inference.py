@@ -1,0 +1,46 @@
+"""Logits of one task, in batches that the model's norm layers can use."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from halrp.errors import BatchOfOneError
+from halrp.model.plan import BATCH_NORMS
+
+
+def batch_sizes(rows: int, batch: int) -> list[int]:
+    """Split a number of rows into batches; a single last row joins the batch before it."""
+    full, rest = divmod(rows, batch)
+    sizes = [batch] * full + ([rest] if rest else [])
+    if batch > 1 and len(sizes) > 1 and sizes[-1] == 1:
+        sizes[-2:] = [sizes[-2] + 1]
+    return sizes
+
+
+def normalises_by_batch(model: nn.Module) -> bool:
+    """Whether a model in evaluation mode uses the statistics of the batch, so that a row's logits depend on others."""
+    return any(uses_batch_statistics(module) for module in model.modules())
+
+
+def uses_batch_statistics(module: nn.Module) -> bool:
+    """Whether a layer in evaluation mode normalises by the statistics of the batch."""
+    return isinstance(module, BATCH_NORMS) and module.running_mean is None
+
+
+def inference_batches(model: nn.Module, rows: int, batch: int) -> list[int] | int:
+    """How to split rows of one task into batches; where they give statistics, no batch has a single row."""
+    return batch_sizes(rows, batch) if rows > batch and normalises_by_batch(model) else batch
+
+
+def task_logits(module: nn.Module, x: Tensor, task: str) -> Tensor:
+    """The logits of one task, or the reason why a single row has none; `task` is how the error refers to it."""
+    try:
+        logits: Tensor = module(x)
+    except ValueError as error:
+        if len(x) != 1 or not normalises_by_batch(module):
+            raise
+        raise BatchOfOneError(
+            f"predict: a single row of {task}, and the model normalises by the statistics of the batch; pass two rows "
+            "or more of each task, or use a model whose batch norms track running statistics"
+        ) from error
+    return logits
