@@ -15,7 +15,8 @@ from halrp.cli.results import loaded, print_left_out
 from halrp.errors import SettingError
 
 if TYPE_CHECKING:
-    from halrp.lab.report.parts import Drawing, Figure, Section
+    from halrp.lab.report.figure import Figure, Plot
+    from halrp.lab.report.page import Section
 
 
 class Format(StrEnum):
@@ -79,14 +80,14 @@ def save(sections: Iterable[Section], folder: Path, suffix: str) -> int:
     return count
 
 
-def named(sections: Iterable[Section]) -> Iterator[tuple[str, str, Drawing]]:
+def named(sections: Iterable[Section]) -> Iterator[tuple[str, str, Plot]]:
     """Every drawing of every figure, with a name for its file that no other has, and its title."""
-    from halrp.lab.report.parts import Figure
+    from halrp.lab.report.figure import Figure
 
     shown: Sequence[Figure] = [part for section in sections for part in section.parts if isinstance(part, Figure)]
     seen: dict[str, int] = {}
     for figure in shown:
-        for label, drawing in figure.drawings.items():
+        for label, drawing in figure.plots.items():
             name = re.sub(r"[^a-z0-9]+", "-", f"{figure.key}-{label}".lower()).strip("-")[:120]
             seen[name] = seen.get(name, 0) + 1
             again = "" if seen[name] == 1 else f"-{seen[name]}"

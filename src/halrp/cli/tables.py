@@ -21,7 +21,7 @@ from halrp.store import atomic
 if TYPE_CHECKING:
     from halrp.lab.records.schema import Record
     from halrp.lab.report.paper import Place
-    from halrp.lab.report.parts import Table
+    from halrp.lab.report.table import Table
 
 KEYS = ("paper-accuracy", "paper-orders", "paper-settings", "relations")
 COLOURS = {"better": "green", "worse": "red", "no": "red"}

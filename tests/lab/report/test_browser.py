@@ -12,8 +12,8 @@ import pytest
 
 from halrp.lab.methods import METHODS as REGISTERED
 from halrp.lab.report.build import build, made_from
-from halrp.lab.report.page import LeftOut, page
-from halrp.lab.report.parts import Figure, Section
+from halrp.lab.report.figure import Figure
+from halrp.lab.report.page import LeftOut, Section, page
 from tests.lab.made_records import made
 from tests.lab.report.many_records import METHODS, many
 
@@ -137,7 +137,7 @@ def test_choosing_another_drawing_draws_it(opened: Opened) -> None:
     before = opened.page.locator(texts).all_text_contents()
     opened.page.locator(f"{name} select").select_option(index=7)
     assert opened.marks("accuracy-matrix") > 0
-    labels = list(next(f for f in figures(opened.sections) if f.key == "accuracy-matrix").drawings)
+    labels = list(next(f for f in figures(opened.sections) if f.key == "accuracy-matrix").plots)
     assert labels[7] in str(opened.page.locator(f"{name} .stage").get_attribute("aria-label"))
     opened.page.locator(f"{name} input[type=search]").fill("stl order b")
     options = opened.page.locator(f"{name} select option").all_text_contents()

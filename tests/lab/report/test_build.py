@@ -13,8 +13,9 @@ import pytest
 from halrp.lab.records.aggregate import load
 from halrp.lab.records.schema import Problem
 from halrp.lab.report.build import build, left_out, made_from
-from halrp.lab.report.page import page
-from halrp.lab.report.parts import Figure, Section, Table
+from halrp.lab.report.figure import Figure
+from halrp.lab.report.page import Section, page
+from halrp.lab.report.table import Table
 from tests.lab.made_records import made, older, stable
 from tests.lab.report.many_records import many
 
@@ -39,7 +40,7 @@ def test_sections_and_parts(study: tuple[Section, ...]) -> None:
     assert {"accuracy", "size", "time"} < set(keys)
     names = [part.key for section in study for part in section.parts]
     assert len(set(names)) == len(names)
-    assert all(part.drawings for section in study for part in section.parts if isinstance(part, Figure))
+    assert all(part.plots for section in study for part in section.parts if isinstance(part, Figure))
 
 
 def test_what_was_run_where(study: tuple[Section, ...]) -> None:
@@ -155,4 +156,4 @@ def test_the_committed_records() -> None:
         json.dumps([part.key for part in section.parts])
         for part in section.parts:
             if isinstance(part, Figure):
-                assert all(part.drawings.values())
+                assert all(part.plots.values())

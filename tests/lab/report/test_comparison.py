@@ -15,7 +15,7 @@ import pytest
 from halrp.lab.records import aggregate
 from halrp.lab.report import paper
 from halrp.lab.report.comparison import ALONE, all_relations, comparison, judged, relations
-from halrp.lab.report.parts import Table, Value
+from halrp.lab.report.table import Table, Value
 from tests.lab.made_records import made, stable
 
 RESULTS = Path(__file__).parents[3] / "results"

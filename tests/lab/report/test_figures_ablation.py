@@ -9,7 +9,7 @@ import pytest
 from halrp.lab.methods import METHODS
 from halrp.lab.report import figures_ablation as built
 from halrp.lab.report import paper
-from halrp.lab.report.parts import Figure
+from halrp.lab.report.figure import Figure
 from tests.lab.made_records import older
 from tests.lab.report.made import steady, with_validation
 from tests.lab.report.test_figures_accuracy import HERE, chart, field, grouped, series
@@ -23,7 +23,7 @@ def rates(values: dict[float, float], method: str = "halrp-paper", **more: Any) 
 
 def only(figure: Figure | None) -> str:
     assert figure is not None
-    [label] = figure.drawings
+    [label] = figure.plots
     return label
 
 
@@ -85,7 +85,7 @@ def test_ablations_with_other_settings_are_told_apart() -> None:
     found = built.numbers(grouped(*records))
     assert found is not None
     label = f"{HERE} · halrp-paper · rate"
-    assert set(found.drawings) == {f"{label} (all else as usual)", f"{label} (growth=0.5)"}
+    assert set(found.plots) == {f"{label} (all else as usual)", f"{label} (growth=0.5)"}
     assert series(found, "test", f"{label} (growth=0.5)").y == (30.0, 30.0, 30.0)
 
 

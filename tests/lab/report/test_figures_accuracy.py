@@ -9,8 +9,8 @@ import pytest
 
 from halrp.lab.report import figures_accuracy as built
 from halrp.lab.report import paper
+from halrp.lab.report.figure import Chart, Figure, HeatMap, Series
 from halrp.lab.report.grouped import Grouped
-from halrp.lab.report.parts import Chart, Field, Figure, Series
 from tests.lab.made_records import made, older, stable
 from tests.lab.report.made import joint, steady
 
@@ -20,7 +20,7 @@ FORGETS = [[0.8], [0.75, 0.6], [0.7, 0.65, 0.9]]
 
 def chart(figure: Figure | None, label: str = HERE) -> Chart:
     assert figure is not None
-    found = figure.drawings[label]
+    found = figure.plots[label]
     assert isinstance(found, Chart)
     for series in found.series:
         assert len(series.x) == len(series.y)
@@ -34,10 +34,10 @@ def series(figure: Figure | None, name: str, label: str = HERE) -> Series:
     return found
 
 
-def field(figure: Figure | None, label: str) -> Field:
+def field(figure: Figure | None, label: str) -> HeatMap:
     assert figure is not None
-    found = figure.drawings[label]
-    assert isinstance(found, Field)
+    found = figure.plots[label]
+    assert isinstance(found, HeatMap)
     assert len(found.values) == len(found.rows)
     assert all(len(row) == len(found.columns) for row in found.values)
     return found

@@ -35,7 +35,7 @@ def test_growth_by_the_papers_count_where_a_record_has_it() -> None:
     assert series(built.growth(grouped(record)), "halrp-budget", f"{HERE} · the paper's count").y == (10.0, 25.0)
     old = older(record)
     assert built.growth(grouped(old)) is not None
-    assert f"{HERE} · the paper's count" not in built.growth(grouped(old)).drawings  # type: ignore[union-attr]
+    assert f"{HERE} · the paper's count" not in built.growth(grouped(old)).plots  # type: ignore[union-attr]
 
 
 def test_a_joint_run_alone_has_no_growth() -> None:
@@ -90,7 +90,7 @@ def test_one_view_is_not_told_and_methods_without_ranks_are_not_drawn() -> None:
     facts = {"ranks": {"a": 2}, "view": "mean"}
     figure = built.ranks(grouped(with_facts(steady(0.5, 2), facts, facts), steady(0.5, 2, method="stl")))
     assert figure is not None
-    assert list(figure.drawings) == [RUN]
+    assert list(figure.plots) == [RUN]
     assert field(figure, RUN).columns == ("1 task 0", "2 task 1")
     assert field(figure, RUN).values == ((2, 2),)
     assert built.ranks(grouped(steady(0.5), with_facts(steady(0.5, 2), {"ranks": {}}, {"ranks": None}))) is None
@@ -124,7 +124,7 @@ def test_spectra_are_those_of_three_tasks_of_one_run_of_each_group() -> None:
     runs = [with_facts(steady(0.5, 6, order=order), {}, *[facts] * 5) for order in "AB"]
     figure = built.spectra(grouped(*runs))
     assert figure is not None
-    assert list(figure.drawings) == [f"{RUN} · task {i + 1} task {i}" for i in (1, 3, 5)]
+    assert list(figure.plots) == [f"{RUN} · task {i + 1} task {i}" for i in (1, 3, 5)]
 
 
 def test_there_is_a_bound_on_spectra_and_it_is_told() -> None:
@@ -132,8 +132,8 @@ def test_there_is_a_bound_on_spectra_and_it_is_told() -> None:
     settings = [{"growth_per_task": 0.01 * (i + 1)} for i in range(built.SPECTRA + 5)]
     figure = built.spectra(grouped(*(with_facts(steady(0.5, 1, settings=one), facts) for one in settings)))
     assert figure is not None
-    assert len(figure.drawings) == built.SPECTRA
-    assert f"of {built.SPECTRA + 5} drawings the first {built.SPECTRA}" in figure.about
+    assert len(figure.plots) == built.SPECTRA
+    assert f"of {built.SPECTRA + 5} plots the first {built.SPECTRA}" in figure.about
 
 
 @pytest.mark.parametrize("scores", [None, [], {"a": "?"}, {"a": [None]}, {"a": 0.5}, {"a": []}])

@@ -36,7 +36,7 @@ def test_time_needs_separate_networks_on_such_a_machine_with_as_many_epochs() ->
     assert [one.name for one in lines] == ["stl"]
     other = grouped(ours, steady(0.5, method="stl", recipe={"epochs": 9}))
     assert [one.name for one in chart(built.time(other), f"{HERE} · 9 epochs · each task").series] == ["stl"]
-    assert len(built.time(other).drawings) == 2  # type: ignore[union-attr]
+    assert len(built.time(other).plots) == 2  # type: ignore[union-attr]
 
 
 def test_a_run_that_does_not_tell_its_seconds_has_no_line() -> None:

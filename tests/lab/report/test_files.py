@@ -10,12 +10,12 @@ import matplotlib as mpl
 import pytest
 
 from halrp.errors import SettingError
+from halrp.lab.report.figure import Axis, Chart, HeatMap, Plot, Series
 from halrp.lab.report.files import draw, drawn
 from halrp.lab.report.looks import COLOURS
-from halrp.lab.report.parts import Axis, Chart, Drawing, Field, Series
 
 NAMES = tuple(f"a method with a long name {i}" for i in range(8))
-DRAWINGS: dict[str, Drawing] = {
+DRAWINGS: dict[str, Plot] = {
     "lines": Chart(
         "lines",
         Axis("task"),
@@ -35,7 +35,7 @@ DRAWINGS: dict[str, Drawing] = {
     "bars of methods": Chart(
         "bars", Axis("x"), Axis("y"), tuple(Series(n, ("stl", "ewc"), (1.0, 2.0), dashed=n == "b") for n in "ab")
     ),
-    "field": Field(Axis("x"), Axis("y"), NAMES, ("r", "s"), ((1.0, None) * 4, (-2.0, 3.0) * 4), "in %"),
+    "field": HeatMap(Axis("x"), Axis("y"), NAMES, ("r", "s"), ((1.0, None) * 4, (-2.0, 3.0) * 4), "in %"),
     "empty": Chart("lines", Axis("x", log=True), Axis("y", log=True), ()),
 }
 

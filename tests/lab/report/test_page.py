@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from halrp.lab.report.page import LeftOut, MadeFrom, page
-from halrp.lab.report.parts import Axis, Chart, Column, Field, Figure, Section, Series, Table
+from halrp.lab.report.figure import Axis, Chart, Figure, HeatMap, Series
+from halrp.lab.report.page import LeftOut, MadeFrom, Section, page
+from halrp.lab.report.table import Column, Table
 
 HOSTILE = "</script></title></style><img src=x onerror=alert(1)>\"'`&<!--"
 MADE_FROM = MadeFrom(2, ("results",), (("commit", "abc"),))
@@ -21,7 +22,7 @@ MADE_FROM = MadeFrom(2, ("results",), (("commit", "abc"),))
 def parts(text: str) -> tuple[Section, ...]:
     """Every kind of part, with a text wherever there may be one."""
     chart = Chart("bars", Axis(text), Axis(text), (Series(text, (text,), (1.0,), (0.1,), (text,), text),))
-    field = Field(Axis(text), Axis(text), (text,), (text,), ((1.0,),), text)
+    field = HeatMap(Axis(text), Axis(text), (text,), (text,), ((1.0,),), text)
     columns = (Column("a", text, about=text, filters=True), Column("b", text, 2, True))
     table = Table("t", text, text, columns, ({"a": text, "b": -1.5}, {"a": None, "b": float("nan")}), ("better", ""))
     return (Section("s", text, text, (table, Figure("f", text, text, {text: chart, f"{text} 2": field}))),)

@@ -9,7 +9,7 @@ import pytest
 
 from halrp.lab.methods import METHODS
 from halrp.lab.report import looks
-from halrp.lab.report.parts import Axis, Chart, Field, Series
+from halrp.lab.report.figure import Axis, Chart, HeatMap, Series
 from halrp.lab.report.plots import plot, safe, short
 
 HOSTILE = "</script><img src=x onerror=alert(1)> %{x} $a$ & more"
@@ -126,14 +126,14 @@ def test_points_on_a_logarithmic_axis() -> None:
 
 
 def test_a_field() -> None:
-    made = plot(Field(Axis("x"), Axis("y"), ("a", "a"), ("r", "s"), ((1.0, None), (2.0, 3.0)), "in %"))
+    made = plot(HeatMap(Axis("x"), Axis("y"), ("a", "a"), ("r", "s"), ((1.0, None), (2.0, 3.0)), "in %"))
     trace = made["data"][0]
     assert trace["z"] == [[1, None], [2, 3]]
     assert len(set(trace["x"])) == 2
     assert "texttemplate" in trace
     assert made["layout"]["yaxis"]["autorange"] == "reversed"
     assert "zmin" not in trace
-    around = plot(Field(Axis("x"), Axis("y"), ("a",), ("r", "s"), ((-1.0,), (3.0,))))["data"][0]
+    around = plot(HeatMap(Axis("x"), Axis("y"), ("a",), ("r", "s"), ((-1.0,), (3.0,))))["data"][0]
     assert (around["zmin"], around["zmax"]) == (-3, 3)
 
 
@@ -142,7 +142,7 @@ def test_a_field() -> None:
 
 def test_texts_are_no_markup_and_no_templates() -> None:
     series = Series(HOSTILE, (HOSTILE,), (1.0,), notes=(HOSTILE,))
-    field = Field(Axis(HOSTILE), Axis(HOSTILE), (HOSTILE,), (HOSTILE,), ((1.0,),), HOSTILE)
+    field = HeatMap(Axis(HOSTILE), Axis(HOSTILE), (HOSTILE,), (HOSTILE,), ((1.0,),), HOSTILE)
     for made in (plot(chart(series, x=Axis(HOSTILE))), plot(field)):
         text = json.dumps(made, ensure_ascii=False)
         for known in ("<b>", "</b>", "<br>", "<extra></extra>"):

@@ -14,7 +14,7 @@ import pytest
 
 from halrp.lab.report import texts
 from halrp.lab.report.comparison import comparison
-from halrp.lab.report.parts import Column, Table, Value
+from halrp.lab.report.table import Column, Table, Value
 
 COLUMNS = (
     Column("benchmark", "bench|mark"),

@@ -12,9 +12,9 @@ from halrp.lab.records.schema import Problem, Record, Run
 from halrp.lab.report import figures_ablation, figures_accuracy, figures_size, figures_time, paper
 from halrp.lab.report.comparison import comparison
 from halrp.lab.report.grouped import BACKBONES, Grouped, Place, stream_title
-from halrp.lab.report.page import LeftOut, MadeFrom
-from halrp.lab.report.parts import Column, Section, Table, Value
+from halrp.lab.report.page import LeftOut, MadeFrom, Section
 from halrp.lab.report.relations import all_relations
+from halrp.lab.report.table import Column, Table, Value
 
 FACTS = {"halrp": "halrp", "commit": "commit", "torch": "torch", "python": "Python", "machine": "machine"}
 """What of a record's environment the page shows, and its title there."""

@@ -16,8 +16,8 @@ from halrp.lab.records.schema import Record
 from halrp.lab.report import paper
 from halrp.lab.report.lines import ORDERS, PLACE, Line, lines
 from halrp.lab.report.paper import Place
-from halrp.lab.report.parts import Column, Table, Value
 from halrp.lab.report.relations import all_relations, relations
+from halrp.lab.report.table import Column, Table, Value
 from halrp.lab.report.usual import chosen
 from halrp.lab.streams.about import ABOUT
 

@@ -16,9 +16,9 @@ from halrp.lab.records import metrics
 from halrp.lab.records.metrics import UndefinedMetric
 from halrp.lab.records.schema import text
 from halrp.lab.report import paper
+from halrp.lab.report.figure import Axis, Chart, Figure, HeatMap, Plot, Series
 from halrp.lab.report.grouped import Group, Grouped, Measured, Place, any_known, figure_of, is_number, rounded
 from halrp.lab.report.paper import Ablated
-from halrp.lab.report.parts import Axis, Chart, Drawing, Field, Figure, Series
 
 FEWEST = 3
 """Values that a setting has to have to be shown."""
@@ -55,7 +55,7 @@ def figures(grouped: Grouped) -> tuple[Figure, ...]:
 
 def numbers(grouped: Grouped) -> Figure | None:
     """Accuracy against one setting that is a number."""
-    drawings: dict[str, Drawing] = {}
+    plots: dict[str, Plot] = {}
     for place, label, key, groups in _single(grouped):
         compared = _compared([group for group in groups if is_number(group.values.get(key))])
         if _count(compared, key) >= FEWEST:
@@ -64,20 +64,20 @@ def numbers(grouped: Grouped) -> Figure | None:
             log = x[0] > 0 and x[-1] / x[0] >= WIDE
             axes = Axis(key, log=log), Axis("average accuracy in %")
             if series := _test_and_validation(ordered, x):
-                drawings[label] = Chart("lines", *axes, (*series, *_printed_values(place, key, ordered[0].group)))
+                plots[label] = Chart("lines", *axes, (*series, *_printed_values(place, key, ordered[0].group)))
     return figure_of(
         "ablation-numbers",
         "One setting, a number",
         "The average accuracy at the end of the stream with different values of one setting and all else equal; "
         "dashed is the accuracy on validation data, by which a setting may be chosen. Where the paper "
         "prints an ablation, it stands beside ours." + SHARED,
-        drawings,
+        plots,
     )
 
 
 def names(grouped: Grouped) -> Figure | None:
     """Accuracy for every value of one setting that is not a number."""
-    drawings: dict[str, Drawing] = {}
+    plots: dict[str, Plot] = {}
     for _, label, key, groups in _single(grouped):
         known = [group for group in groups if key in group.values]
         if len({_value(group, key) for group in known if is_number(group.values[key])}) >= FEWEST:
@@ -86,19 +86,19 @@ def names(grouped: Grouped) -> Figure | None:
         if _count(compared, key) >= FEWEST:
             axes = Axis(key), Axis("average accuracy in %", zero=True)
             if series := _test_and_validation(compared, tuple(_value(one.group, key) for one in compared)):
-                drawings[label] = Chart("bars", *axes, series)
+                plots[label] = Chart("bars", *axes, series)
     return figure_of(
         "ablation-names",
         "One setting, a choice",
         "The average accuracy at the end of the stream for every choice of one setting, with all else equal; dashed "
         "is the accuracy on validation data." + SHARED,
-        drawings,
+        plots,
     )
 
 
 def grids(grouped: Grouped) -> Figure | None:
     """Accuracy over two settings."""
-    drawings: dict[str, Drawing] = {}
+    plots: dict[str, Plot] = {}
     for _, label, keys, groups in _alike(grouped, 2):
         compared = _compared([group for group in groups if all(key in group.values for key in keys)])
         sides = [_sorted({_value(one.group, key): one.group.values[key] for one in compared}) for key in keys]
@@ -108,18 +108,18 @@ def grids(grouped: Grouped) -> Figure | None:
         if len(found) >= FILLED * len(sides[0]) * len(sides[1]) and any_known(found.values()):
             values = tuple(rounded(found.get((row, column)) for column in sides[1]) for row in sides[0])
             axes = Axis(keys[1]), Axis(keys[0])
-            drawings[label] = Field(*axes, sides[1], sides[0], values, "average accuracy in %")
+            plots[label] = HeatMap(*axes, sides[1], sides[0], values, "average accuracy in %")
     return figure_of(
         "ablation-grids",
         "Two settings",
         "The average accuracy at the end of the stream over two settings, with all else equal." + SHARED,
-        drawings,
+        plots,
     )
 
 
 def parts(grouped: Grouped) -> Figure | None:
     """HALRP as released beside LRP and Random LRP, each of which leaves out one of its parts."""
-    drawings: dict[str, Drawing] = {}
+    plots: dict[str, Plot] = {}
     for place in grouped.places:
         compared = _compared([group for group in place.main if group.method in PARTS])
         found = {one.group.method for one in compared}
@@ -131,13 +131,13 @@ def parts(grouped: Grouped) -> Figure | None:
             beside = rounded(_printed_part(place, one.group) for one in compared)
             both = (*series, Series("paper", x, beside, dashed=True)) if any_known(beside) else series
             axes = Axis("method"), Axis("average accuracy in %", zero=True)
-            drawings[place.label] = Chart("bars", *axes, both)
+            plots[place.label] = Chart("bars", *axes, both)
     return figure_of(
         "ablation-parts",
         "Without importance, without the SVD",
         "LRP gives every layer the same rank, Random LRP begins with random factors; all else is as in halrp-official. "
         "Dashed is what the paper says." + SHARED,
-        drawings,
+        plots,
     )
 
 

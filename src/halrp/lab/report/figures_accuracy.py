@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from halrp.lab.report.figure import Axis, Chart, Figure, HeatMap, Plot, Series
 from halrp.lab.report.grouped import (
     MAIN,
     Array,
@@ -18,7 +19,6 @@ from halrp.lab.report.grouped import (
     rounded,
     run_label,
 )
-from halrp.lab.report.parts import Axis, Chart, Drawing, Field, Figure, Series
 
 
 def figures(grouped: Grouped) -> tuple[Figure, ...]:
@@ -35,12 +35,12 @@ def figures(grouped: Grouped) -> tuple[Figure, ...]:
 
 def accuracy_matrix(grouped: Grouped) -> Figure | None:
     """The accuracy of every task after each task, a heat map for each run."""
-    drawings: dict[str, Drawing] = {}
+    plots: dict[str, Plot] = {}
     for place, group, one in grouped.each():
         names = one.names()
         told = [i for i in range(len(names)) if np.isfinite(one.matrix[i]).any()]
         if told:
-            drawings[run_label(place, group, one)] = Field(
+            plots[run_label(place, group, one)] = HeatMap(
                 Axis("task"),
                 Axis("after task"),
                 names,
@@ -53,13 +53,13 @@ def accuracy_matrix(grouped: Grouped) -> Figure | None:
         "Accuracy of every task after each task",
         "A row is a moment of the stream, a column a task: where a column becomes worse downwards, the task was "
         "forgotten. Methods that learn all tasks at once have only the last row.",
-        drawings,
+        plots,
     )
 
 
 def over_stream(grouped: Grouped) -> Figure | None:
     """The average accuracy of the tasks seen so far, after each task."""
-    drawings: dict[str, Drawing] = {}
+    plots: dict[str, Plot] = {}
     for place in grouped.places:
         series = []
         for group in place.main:
@@ -71,18 +71,18 @@ def over_stream(grouped: Grouped) -> Figure | None:
                 series.append(Series(group.name, place.positions, y, notes=notes, method=group.method))
         if series:
             axes = Axis("tasks learned"), Axis("average accuracy in %")
-            drawings[place.label] = Chart("lines", *axes, tuple(series))
+            plots[place.label] = Chart("lines", *axes, tuple(series))
     return figure_of(
         "accuracy-over-stream",
         "Accuracy over the stream",
         "The average test accuracy of the tasks seen so far after each task, a mean over orders and seeds." + MAIN,
-        drawings,
+        plots,
     )
 
 
 def forgetting(grouped: Grouped) -> Figure | None:
     """Backward transfer by order and method."""
-    drawings: dict[str, Drawing] = {}
+    plots: dict[str, Plot] = {}
     for place in grouped.places:
         orders = tuple(dict.fromkeys(one.run.order for group in place.main for one in group.runs))
         series = []
@@ -96,25 +96,25 @@ def forgetting(grouped: Grouped) -> Figure | None:
                 series.append(Series(group.name, orders, y, method=group.method))
         if series:
             axes = Axis("order"), Axis("backward transfer in points", zero=True)
-            drawings[place.label] = Chart("bars", *axes, tuple(series))
+            plots[place.label] = Chart("bars", *axes, tuple(series))
     return figure_of(
         "forgetting",
         "Forgetting",
         "Backward transfer: how much the accuracy of a task has changed, on average, from when it was learned to the "
         "end of the stream. Below zero is forgotten; exactly zero means that learned tasks never change. A mean over "
         "seeds for each order." + MAIN,
-        drawings,
+        plots,
     )
 
 
 def order_disparity(grouped: Grouped) -> Figure | None:
     """Disparity between orders by method, beside the noise of training alone, all orders and the paper's."""
-    drawings: dict[str, Drawing] = {}
+    plots: dict[str, Plot] = {}
     for place in grouped.places:
         for name, largest in (("mopd", "the largest"), ("aopd", "the mean")):
             if series := _disparities(place, name):
                 axes = Axis("method"), Axis(f"{name.upper()} in points: {largest} over tasks", zero=True)
-                drawings[f"{place.label} · {name.upper()}"] = Chart("bars", *axes, tuple(series))
+                plots[f"{place.label} · {name.upper()}"] = Chart("bars", *axes, tuple(series))
     return figure_of(
         "order-disparity",
         "Disparity between orders",
@@ -122,13 +122,13 @@ def order_disparity(grouped: Grouped) -> Figure | None:
         "The noise floor is that of separate networks whose random draws alone differ, under the very same orders and "
         "seeds. Where every task came first once, and only the first one matters, the value is exact for all orders."
         + MAIN,
-        drawings,
+        plots,
     )
 
 
 def final_accuracy(grouped: Grouped) -> Figure | None:
     """Accuracy at the end of the stream by method, beside the paper's."""
-    drawings: dict[str, Drawing] = {}
+    plots: dict[str, Plot] = {}
     for place in grouped.places:
         groups = [group for group in place.main if group.number("accuracy") is not None]
         if not groups:
@@ -149,13 +149,13 @@ def final_accuracy(grouped: Grouped) -> Figure | None:
             error = rounded(None if one is None else one.std for one in printed)
             series.append(Series("paper", names, y, error, dashed=True))
         axes = Axis("method"), Axis("average accuracy in %", zero=True)
-        drawings[place.label] = Chart("bars", *axes, tuple(series))
+        plots[place.label] = Chart("bars", *axes, tuple(series))
     return figure_of(
         "final-accuracy",
         "Accuracy at the end of the stream",
         "The average test accuracy of all tasks after the last one, a mean over orders and seeds with its standard "
         "error; dashed is what the paper says." + MAIN,
-        drawings,
+        plots,
     )
 
 

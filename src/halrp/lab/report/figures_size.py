@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from halrp.lab.report.figure import Axis, Chart, Figure, HeatMap, Plot, Series
 from halrp.lab.report.grouped import (
     MAIN,
     Array,
@@ -20,11 +21,10 @@ from halrp.lab.report.grouped import (
     run_label,
     significant,
 )
-from halrp.lab.report.parts import Axis, Chart, Drawing, Field, Figure, Series
 
 SIZES = {"bytes": "bytes", "parameters": "parameters", "counted": "the paper's count"}
 SPECTRA = 60
-"""At most so many drawings of spectra."""
+"""At most so many plots of spectra."""
 SPECTRA_OF_RUN = 3
 """Tasks of a run whose spectra are drawn: the first, the middle and the last."""
 
@@ -37,7 +37,7 @@ def figures(grouped: Grouped) -> tuple[Figure, ...]:
 
 def frontier(grouped: Grouped) -> Figure | None:
     """Final accuracy against the bytes that a later task adds, a point for every method and its settings."""
-    drawings: dict[str, Drawing] = {}
+    plots: dict[str, Plot] = {}
     for place in grouped.places:
         points: dict[str, list[tuple[float, float, float | None, str]]] = {}
         for group in place.distinct:
@@ -52,20 +52,20 @@ def frontier(grouped: Grouped) -> Figure | None:
             series.append(Series(method, x, rounded(y), rounded(error), notes, method))
         if series:
             axes = Axis("bytes that a later task adds", log=True), Axis("average accuracy in %")
-            drawings[place.label] = Chart("points", *axes, tuple(series))
+            plots[place.label] = Chart("points", *axes, tuple(series))
     return figure_of(
         "frontier",
         "Accuracy against size",
         "The average accuracy at the end of the stream against the bytes that each task after the first adds, for "
         "every method and all its settings. Further up and to the left is better; `stl` stores a network for every "
         "task. Methods that learn all tasks at once add nothing task by task and are not here.",
-        drawings,
+        plots,
     )
 
 
 def growth(grouped: Grouped) -> Figure | None:
     """How much larger than a single-task model all that is stored has become, after each task."""
-    drawings: dict[str, Drawing] = {}
+    plots: dict[str, Plot] = {}
     for place in grouped.places:
         for size, title in SIZES.items():
             series = []
@@ -76,20 +76,20 @@ def growth(grouped: Grouped) -> Figure | None:
                     series.append(Series(group.name, place.positions[1:], y, notes=notes, method=group.method))
             if series:
                 axes = Axis("tasks learned"), Axis(f"growth in {title}, % of a single-task model", log=True)
-                drawings[f"{place.label} · {title}"] = Chart("lines", *axes, tuple(series))
+                plots[f"{place.label} · {title}"] = Chart("lines", *axes, tuple(series))
     return figure_of(
         "growth",
         "Growth over the stream",
         "What all tasks so far take beyond a single-task model, in % of it, a mean over orders and seeds: in bytes as "
         "stored, in parameters, and as the paper counts, without biases and zeros. The scale is logarithmic, so that "
         "the first task, where growth is zero, is not shown." + MAIN,
-        drawings,
+        plots,
     )
 
 
 def ranks(grouped: Grouped) -> Figure | None:
     """The rank of each layer for each task, a heat map for each run."""
-    drawings: dict[str, Drawing] = {}
+    plots: dict[str, Plot] = {}
     for place, group, one in grouped.each():
         facts = _facts(one, "ranks")
         layers = _layers(facts)
@@ -98,19 +98,19 @@ def ranks(grouped: Grouped) -> Figure | None:
             several = len(set(filter(None, views))) > 1
             shown = [f"{n} · {v}" if several and v else n for n, v in zip(one.names(), views, strict=True)]
             values = [[fact.get(layer) for fact in facts] for layer in layers]
-            drawings[run_label(place, group, one)] = _by_layer(shown, layers, values, "rank")
+            plots[run_label(place, group, one)] = _by_layer(shown, layers, values, "rank")
     return figure_of(
         "ranks",
         "Ranks",
         "How many components each layer keeps for each task. A layer that a task owns outright is empty, and so is the "
         "task that makes the base. Where a run chose between views of convolutions, the choice stands beside the task.",
-        drawings,
+        plots,
     )
 
 
 def importance(grouped: Grouped) -> Figure | None:
     """The importance of each layer for each task, a heat map for each run."""
-    drawings: dict[str, Drawing] = {}
+    plots: dict[str, Plot] = {}
     for place, group, one in grouped.each():
         facts = _facts(one, "importance")
         layers = _layers(facts)
@@ -120,19 +120,19 @@ def importance(grouped: Grouped) -> Figure | None:
                 rounded((_decades(fact.get(layer), min(told, default=1)) for fact in facts), 3) for layer in layers
             ]
             unit = "powers of 10"
-            drawings[run_label(place, group, one)] = _by_layer(one.names(), layers, values, unit)
+            plots[run_label(place, group, one)] = _by_layer(one.names(), layers, values, unit)
     return figure_of(
         "importance",
         "Importance of layers",
         "What a unit of squared error in each layer costs the loss of each task, beside the least of the run: 0 is the "
         "least, 2 a hundred times as much.",
-        drawings,
+        plots,
     )
 
 
 def spectra(grouped: Grouped) -> Figure | None:
     """The predicted loss that each component of each layer buys, those kept and those cut, for a few tasks."""
-    drawings: dict[str, Drawing] = {}
+    plots: dict[str, Plot] = {}
     for place in grouped.places:
         for group in place.distinct:
             found = next((one for one in group.runs if any(_facts(one, "scores"))), None)
@@ -143,7 +143,7 @@ def spectra(grouped: Grouped) -> Figure | None:
                 label = f"{run_label(place, group, found)} · task {found.names()[i]}"
                 axes = Axis("component"), Axis("predicted loss it buys", log=True)
                 if series := _spectrum(_facts(found, "scores")[i], _facts(found, "ranks")[i]):
-                    drawings[label] = Chart("lines", *axes, series)
+                    plots[label] = Chart("lines", *axes, series)
     return figure_of(
         "spectra",
         "What components buy, and the cut",
@@ -151,8 +151,8 @@ def spectra(grouped: Grouped) -> Figure | None:
         "that were kept, dashed ones those that were cut; a layer that a task owns outright keeps all. Shown is the "
         "first run of each method and its settings, "
         f"with at most {SPECTRA_OF_RUN} of its tasks: the first, the middle and the last"
-        + (f"; of {len(drawings)} drawings the first {SPECTRA}." if len(drawings) > SPECTRA else "."),
-        dict(list(drawings.items())[:SPECTRA]),
+        + (f"; of {len(plots)} plots the first {SPECTRA}." if len(plots) > SPECTRA else "."),
+        dict(list(plots.items())[:SPECTRA]),
     )
 
 
@@ -183,8 +183,8 @@ def _layers(facts: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
 
 def _by_layer(
     tasks: Sequence[str], layers: Sequence[str], values: Iterable[Sequence[float | None]], unit: str
-) -> Field:
-    return Field(Axis("task"), Axis("layer"), tuple(tasks), tuple(layers), tuple(map(tuple, values)), unit)
+) -> HeatMap:
+    return HeatMap(Axis("task"), Axis("layer"), tuple(tasks), tuple(layers), tuple(map(tuple, values)), unit)
 
 
 def _decades(value: float | None, least: float) -> float | None:

@@ -9,8 +9,8 @@ import numpy as np
 from halrp.lab.records import metrics
 from halrp.lab.records.aggregate import machine, time_units
 from halrp.lab.records.metrics import UndefinedMetric
+from halrp.lab.report.figure import Axis, Chart, Figure, Plot, Series
 from halrp.lab.report.grouped import MAIN, Array, Group, Grouped, Measured, Place, any_known, figure_of, rounded
-from halrp.lab.report.parts import Axis, Chart, Drawing, Figure, Series
 
 
 def figures(grouped: Grouped) -> tuple[Figure, ...]:
@@ -30,37 +30,37 @@ def time(grouped: Grouped) -> Figure | None:
             return np.full(one.run.tasks, np.nan)
         return np.array(times.cumulative if cumulative else times.per_task)
 
-    drawings: dict[str, Drawing] = {}
+    plots: dict[str, Plot] = {}
     for place in grouped.places:
         for cumulative, title in ((False, "each task"), (True, "all tasks so far")):
             y = f"time of {title}, in first tasks of stl"
             series = _lines(place, lambda group, c=cumulative: group.mean(ratios(one, c) for one in group.runs))  # type: ignore[misc]
             if series:
-                drawings[f"{place.label} · {title}"] = Chart("lines", Axis("task"), Axis(y, zero=True), series)
+                plots[f"{place.label} · {title}"] = Chart("lines", Axis("task"), Axis(y, zero=True), series)
     return figure_of(
         "time",
         "Time over the stream",
         "The seconds that learning took, divided by those in which `stl` learns its first task with as many epochs on "
         "such a machine; a mean over orders and seeds. Methods that learn all tasks at once spend it all at the end."
         + MAIN,
-        drawings,
+        plots,
     )
 
 
 def memory(grouped: Grouped) -> Figure | None:
     """The most memory that was in use while each task was learned."""
-    drawings: dict[str, Drawing] = {}
+    plots: dict[str, Plot] = {}
     for place in grouped.places:
         series = _lines(place, lambda group: np.max([one.column("peak_bytes") / 1e6 for one in group.runs], axis=0), 1)
         if series:
             axes = Axis("task"), Axis("peak of memory in MB", zero=True)
-            drawings[place.label] = Chart("lines", *axes, series)
+            plots[place.label] = Chart("lines", *axes, series)
     return figure_of(
         "memory",
         "Peak of memory over the stream",
         "The most memory, in millions of bytes, that was in use while each task was learned: the highest of all "
         "orders and seeds. On a CPU it is that of the whole process, program and data included." + MAIN,
-        drawings,
+        plots,
     )
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halrp.errors import SettingError
+from halrp.lab.report.figure import Axis, Chart, HeatMap, Plot
 from halrp.lab.report.looks import BESIDE, Look, colours_along, looks, names_along, scale, whole_steps
-from halrp.lab.report.parts import Axis, Chart, Drawing, Field
 from halrp.store import atomic
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ WRITTEN = 12
 """Fields with at most so many columns have their numbers written into them."""
 
 
-def draw(drawing: Drawing, path: str | os.PathLike[str], title: str = "") -> None:
+def draw(drawing: Plot, path: str | os.PathLike[str], title: str = "") -> None:
     """Draw into a file, whole or not at all; its ending is .svg, .pdf or .png."""
     path = Path(path)
     if path.suffix not in METADATA:
@@ -79,7 +79,7 @@ def draw(drawing: Drawing, path: str | os.PathLike[str], title: str = "") -> Non
     atomic.write(path, drawn(drawing, path.suffix, title))
 
 
-def drawn(drawing: Drawing, suffix: str, title: str = "") -> bytes:
+def drawn(drawing: Plot, suffix: str, title: str = "") -> bytes:
     """The content of such a file."""
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -93,7 +93,7 @@ def drawn(drawing: Drawing, suffix: str, title: str = "") -> bytes:
         figure = Figure(figsize=(WIDTH, _height(drawing) + 0.17 * len(lines)), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
-        if isinstance(drawing, Field):
+        if isinstance(drawing, HeatMap):
             _field(drawing, figure, axes)
         else:
             _chart(drawing, figure, axes)
@@ -103,9 +103,9 @@ def drawn(drawing: Drawing, suffix: str, title: str = "") -> bytes:
     return out.getvalue()
 
 
-def _height(drawing: Drawing) -> float:
+def _height(drawing: Plot) -> float:
     """Inches: what names below and the legend take does not make the drawing itself smaller."""
-    if isinstance(drawing, Field):
+    if isinstance(drawing, HeatMap):
         turned, longest = _turned(drawing.columns)
         return min(9.0, max(1.6, 0.8 + 0.22 * len(drawing.rows))) + 0.05 * longest * turned
     turned, longest = _turned(names_along(drawing))
@@ -209,7 +209,7 @@ def _number(value: float) -> str:
     return f"{value:g}"
 
 
-def _field(field: Field, figure: Figure, axes: Axes) -> None:
+def _field(field: HeatMap, figure: Figure, axes: Axes) -> None:
     import numpy as np
     from matplotlib.colors import LinearSegmentedColormap
 

@@ -23,8 +23,8 @@ from halrp.lab.records import metrics
 from halrp.lab.records.aggregate import Row, runs_table, summary
 from halrp.lab.records.schema import Record, Run, text
 from halrp.lab.report import paper
+from halrp.lab.report.figure import Figure, Plot
 from halrp.lab.report.paper import Printed
-from halrp.lab.report.parts import Drawing, Figure
 from halrp.lab.report.usual import chosen
 from halrp.lab.run.cell import describe_all
 from halrp.provenance import describe
@@ -242,9 +242,9 @@ def significant(values: Iterable[float | None], digits: int = 4) -> tuple[float 
     )
 
 
-def figure_of(key: str, title: str, about: str, drawings: Mapping[str, Drawing]) -> Figure | None:
+def figure_of(key: str, title: str, about: str, plots: Mapping[str, Plot]) -> Figure | None:
     """A figure, unless there is nothing to draw."""
-    return Figure(key, title, about, drawings) if drawings else None
+    return Figure(key, title, about, plots) if plots else None
 
 
 def is_number(value: object) -> bool:

@@ -10,7 +10,7 @@ from halrp.lab.records.aggregate import Row, Undefined, summary
 from halrp.lab.records.schema import Record
 from halrp.lab.report import paper
 from halrp.lab.report.paper import Place, Printed
-from halrp.lab.report.parts import Column, Value
+from halrp.lab.report.table import Column, Value
 from halrp.lab.streams.about import ABOUT
 
 ORDERS = 5

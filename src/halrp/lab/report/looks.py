@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from halrp.lab.report.parts import Chart, Field, Value
+from halrp.lab.report.figure import Chart, HeatMap
+from halrp.lab.report.table import Value
 
 METHODS: Final = {
     "halrp-budget": ("#e0342b", "circle"),
@@ -114,7 +115,7 @@ def colours_along(chart: Chart) -> dict[str, str]:
     return known if len(known) == len(methods) else {}
 
 
-def scale(field: Field) -> tuple[tuple[str, ...], tuple[float, float] | None]:
+def scale(field: HeatMap) -> tuple[tuple[str, ...], tuple[float, float] | None]:
     """The colours of a field from low to high, and its limits where zero has to lie in their middle."""
     values = [value for row in field.values for value in row if value is not None]
     if values and min(values) < 0:

@@ -12,13 +12,14 @@ import json
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from importlib import resources
 from typing import Any
 
-from halrp.lab.report.parts import Figure, Section, Table, Value
+from halrp.lab.report.figure import Figure
 from halrp.lab.report.plots import plot
+from halrp.lab.report.table import Table, Value
 
 LISTED = 200
 """How many files of a kind are listed by name."""
@@ -28,6 +29,16 @@ KINDS = {
     "duplicate": ("Repeated", "A newer record of the same cell is there, and counts."),
     "other": ("Something else", "JSON that is no record of a run."),
 }
+
+
+@dataclass(frozen=True)
+class Section:
+    """A chapter of the page."""
+
+    key: str
+    title: str
+    about: str = ""
+    parts: tuple[Table | Figure, ...] = field(default=())
 
 
 @dataclass(frozen=True)
@@ -96,8 +107,8 @@ def page(title: str, sections: Sequence[Section], left_out: Sequence[LeftOut], m
 def _part(part: Table | Figure) -> dict[str, Any]:
     if isinstance(part, Figure):
         return {
-            "labels": list(part.drawings),
-            "plots": [plot(drawing) for drawing in part.drawings.values()],
+            "labels": list(part.plots),
+            "plots": [plot(drawing) for drawing in part.plots.values()],
             "title": part.title,
         }
     keys = [column.key for column in part.columns]

@@ -10,17 +10,18 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from halrp.lab.report.figure import Axis, Chart, HeatMap, Plot, Series
 from halrp.lab.report.looks import BESIDE, Look, colours_along, looks, names_along, scale, whole_steps
-from halrp.lab.report.parts import Axis, Chart, Drawing, Field, Series, Value
+from halrp.lab.report.table import Value
 
 WRITTEN = 12
 """Fields with at most so many columns have their numbers written into them."""
 ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "{": "&#123;", "$": "&#36;"})
 
 
-def plot(drawing: Drawing) -> dict[str, Any]:
+def plot(drawing: Plot) -> dict[str, Any]:
     """A drawing as plotly's `data` and `layout`."""
-    return _field(drawing) if isinstance(drawing, Field) else _chart(drawing)
+    return _field(drawing) if isinstance(drawing, HeatMap) else _chart(drawing)
 
 
 def safe(text: str) -> str:
@@ -139,7 +140,7 @@ def _symbol(look: Look) -> str:
 # ---- fields -------------------------------------------------------------------------------------------------------
 
 
-def _field(field: Field) -> dict[str, Any]:
+def _field(field: HeatMap) -> dict[str, Any]:
     colours, limits = scale(field)
     stops = [[round(place / (len(colours) - 1), 4), colour] for place, colour in enumerate(colours)]
     rows, columns = _apart(field.rows), _apart(field.columns)

@@ -10,7 +10,7 @@ from halrp.lab.records.schema import Record
 from halrp.lab.report import paper
 from halrp.lab.report.lines import PLACE, Line, lines, percent
 from halrp.lab.report.paper import Place, Printed
-from halrp.lab.report.parts import Column, Table, Value
+from halrp.lab.report.table import Column, Table, Value
 from halrp.lab.report.usual import chosen
 
 COLUMNS = (

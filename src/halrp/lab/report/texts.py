@@ -11,7 +11,7 @@ import io
 import re
 from collections.abc import Mapping
 
-from halrp.lab.report.parts import Column, Table, Value
+from halrp.lab.report.table import Column, Table, Value
 
 ERROR = "_error"
 NOTHING = "–"

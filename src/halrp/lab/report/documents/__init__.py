@@ -28,11 +28,11 @@ from halrp.lab.report.documents.studies import (
     statistics_table,
     strengths_table,
 )
+from halrp.lab.report.figure import Plot
 from halrp.lab.report.figures_accuracy import final_accuracy
 from halrp.lab.report.figures_size import frontier
 from halrp.lab.report.files import drawn
 from halrp.lab.report.grouped import Grouped
-from halrp.lab.report.parts import Drawing
 from halrp.store import atomic
 
 NINE = ("apd", "apdfix", "ibpwf", "gpm", "wsn", "bmkp", "clr", "prd", "iru")
@@ -128,7 +128,7 @@ def parts(root: Path) -> dict[str, Callable[[], str]]:
     return found | {f"measured-{name}": partial(method_table, places, root, name) for name in NINE}
 
 
-def drawings(root: Path) -> dict[str, tuple[Drawing, str]]:
+def drawings(root: Path) -> dict[str, tuple[Plot, str]]:
     """Every generated figure, by its file: what is drawn, and its title."""
     main = aggregate.load([root / MAIN.folder]).records
     sized = aggregate.load([root / "cifar100-split-25", root / "frontier-cifar100-split"]).records
@@ -140,12 +140,12 @@ def drawings(root: Path) -> dict[str, tuple[Drawing, str]]:
     ):
         figure = build(Grouped.of(records))
         assert figure is not None, f"{path}: the records have nothing to draw"
-        label, drawing = next(iter(figure.drawings.items()))
+        label, drawing = next(iter(figure.plots.items()))
         found[path] = drawing, f"{figure.title}: {label}"
     return found
 
 
-def checksum(drawing: Drawing, title: str) -> str:
+def checksum(drawing: Plot, title: str) -> str:
     """The last line of a figure's file."""
     return f"<!-- shows {hashlib.sha256(repr((drawing, title)).encode()).hexdigest()} -->\n"
 

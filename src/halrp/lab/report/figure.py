@@ -1,17 +1,12 @@
-"""What a report is made of, as plain values: tables, and figures of lines, bars, points or fields.
-
-Builders compute parts from records and know nothing of how they are drawn. Drawers know nothing of records: the page
-draws parts with one library, files for a paper with another, and both show the same numbers.
-"""
+"""What a figure of a report is: plots as plain values, which know nothing of records nor of how they are drawn."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Value: TypeAlias = str | int | float | None
-"""What a table holds; None is a value that is not there."""
+from halrp.lab.report.table import Value
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,7 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Field:
+class HeatMap:
     """A heat map: `values[row][column]`, None where there is none."""
 
     x: Axis
@@ -64,54 +59,16 @@ class Field:
     """What the numbers are, beside the scale of colours."""
 
 
-Drawing: TypeAlias = Chart | Field
+Plot: TypeAlias = Chart | HeatMap
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One or more drawings of the same kind, of which the reader chooses one by its label."""
+    """One or more plots of the same kind, of which the reader chooses one by its label."""
 
     key: str
     """A name for files and links: letters, digits and hyphens."""
     title: str
     about: str
     """What is shown and how to read it, in a sentence or two."""
-    drawings: Mapping[str, Drawing]
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of a table."""
-
-    key: str
-    title: str
-    digits: int | None = None
-    """Digits after the point, for numbers; None for text and whole numbers."""
-    signed: bool = False
-    about: str = ""
-    """What the column means, shown with the pointer."""
-    filters: bool = False
-    """Whether the reader may choose among its values."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of values by column; `marks` says of a row whether ours is "better", "equal" or "worse"."""
-
-    key: str
-    title: str
-    about: str
-    columns: tuple[Column, ...]
-    rows: tuple[Mapping[str, Value], ...]
-    marks: tuple[str, ...] = ()
-    """As long as `rows`, or empty. A row that cannot be judged has an empty mark."""
-
-
-@dataclass(frozen=True)
-class Section:
-    """A chapter of the page."""
-
-    key: str
-    title: str
-    about: str = ""
-    parts: tuple[Table | Figure, ...] = field(default=())
+    plots: Mapping[str, Plot]
