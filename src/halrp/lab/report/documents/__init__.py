@@ -128,7 +128,7 @@ def parts(root: Path) -> dict[str, Callable[[], str]]:
     return found | {f"measured-{name}": partial(method_table, places, root, name) for name in NINE}
 
 
-def drawings(root: Path) -> dict[str, tuple[Plot, str]]:
+def figures(root: Path) -> dict[str, tuple[Plot, str]]:
     """Every generated figure, by its file: what is drawn, and its title."""
     main = aggregate.load([root / MAIN.folder]).records
     sized = aggregate.load([root / "cifar100-split-25", root / "frontier-cifar100-split"]).records
@@ -175,7 +175,7 @@ def main(arguments: list[str] | None = None) -> None:
             stale.append(str(path))
             if not options.check:
                 path.write_text(new, "utf-8")
-    for name, (drawing, title) in drawings(options.root / "results").items():
+    for name, (drawing, title) in figures(options.root / "results").items():
         path = options.root / name
         mark = checksum(drawing, title)
         if path.exists() and path.read_text("utf-8").endswith(mark):
