@@ -51,18 +51,18 @@ def timed(work: Callable[[], Result]) -> tuple[Result, float]:
     return result, time.perf_counter() - start
 
 
-def total(found: Found) -> int:
+def total(data: Found) -> int:
     """Touch every byte of the images."""
-    return sum(int(part.images.sum(dtype=np.int64)) for part in found.parts.values())
+    return sum(int(part.images.sum(dtype=np.int64)) for part in data.parts.values())
 
 
 def measure(name: str, data: Path | None) -> Row:
-    found, first = timed(lambda: read(name, data))
+    decoded, first = timed(lambda: read(name, data))
     again = timed(lambda: read(name, data))[1]
     through = timed(lambda: total(read(name, data)))[1]
-    size = sum(part.images.nbytes for part in found.parts.values())
-    images = sum(len(part.labels) for part in found.parts.values())
-    return Row(name, found.layout, images, status(name, data).bytes / 1e6, size / 1e6, first, again, through)
+    size = sum(part.images.nbytes for part in decoded.parts.values())
+    images = sum(len(part.labels) for part in decoded.parts.values())
+    return Row(name, decoded.layout, images, status(name, data).bytes / 1e6, size / 1e6, first, again, through)
 
 
 def main() -> None:

@@ -52,7 +52,7 @@ def bare() -> None:
 
 
 def train(net: nn.Module, optimiser: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
-    """The loop that everything else is held against."""
+    """The loop that everything else is compared with."""
     net.train()
     rows = x.movedim(1, -1)
     for _ in range(EPOCHS):

@@ -48,13 +48,13 @@ def network() -> nn.Module:
 
 def memory(key: str) -> int:
     """A figure of the process's memory in bytes; `VmHWM` is the most it held since `reset_peak`."""
-    found = re.search(rf"{key}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None, "this benchmark reads /proc and needs Linux"
-    return 1024 * int(found[1])
+    match = re.search(rf"{key}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert match is not None, "this benchmark reads /proc and needs Linux"
+    return 1024 * int(match[1])
 
 
 def reset_peak() -> None:
-    """Start anew to look for the most memory held."""
+    """Reset the peak of memory that `memory` reads."""
     Path("/proc/self/clear_refs").write_text("5")
 
 

@@ -32,7 +32,7 @@ Way = Callable[[], object]
 
 @dataclass(frozen=True)
 class Variant:
-    """The ranks of LeNet's four layers in every task, or None for a weight that tasks own outright."""
+    """The ranks of LeNet's four layers in every task, or None for a weight that is dense in every task."""
 
     name: str
     ranks: tuple[int | None, int | None, int | None, int | None]

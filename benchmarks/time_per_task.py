@@ -31,10 +31,10 @@ OVER = {"order": "A", "recipe.epochs": 10}
 
 def cells() -> list[Cell]:
     """One cell for each method that learns task by task, with the settings of the preset."""
-    found = {cell.method: cell for cell in sweep.expand(sweep.read(PRESET)[1], OVER, PRESET)}
+    by_method = {cell.method: cell for cell in sweep.expand(sweep.read(PRESET)[1], OVER, PRESET)}
     short = sweep.expand(sweep.read(PRESET)[1], OVER | {"settings.mode": "paper"}, PRESET, only_methods=["prd"])
-    found |= {"prd": short[0]}  # its official mode has a hundred epochs of its own
-    return [cell for name, cell in found.items() if name != "mtl"]
+    by_method |= {"prd": short[0]}  # its official mode has a hundred epochs of its own
+    return [cell for name, cell in by_method.items() if name != "mtl"]
 
 
 def method_of(cell: Cell, tasks: int, shape: Any) -> Method:
@@ -68,14 +68,19 @@ def main() -> None:
     rows = [
         {
             "name": name,
-            "ratios": [round(one / seconds["stl"][0], 3) for one in spent],
-            "beside": [round(one / other, 3) for one, other in zip(spent, seconds["stl"], strict=True)],
+            "ratios": [round(second / seconds["stl"][0], 3) for second in spent],
+            "beside": [round(second / other, 3) for second, other in zip(spent, seconds["stl"], strict=True)],
         }
         for name, spent in seconds.items()
     ]
     if options.json:
-        what = {"stream": stream.name, "fraction": chosen[0].fraction, **OVER, "stl_first": round(seconds["stl"][0], 3)}
-        atomic.write(options.json, (json.dumps({"what": what, "rows": rows}, indent=1) + "\n").encode())
+        settings = {
+            "stream": stream.name,
+            "fraction": chosen[0].fraction,
+            **OVER,
+            "stl_first": round(seconds["stl"][0], 3),
+        }
+        atomic.write(options.json, (json.dumps({"what": settings, "rows": rows}, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

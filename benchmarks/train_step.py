@@ -30,7 +30,7 @@ WEIGHTS = ("conv1.weight", "conv2.weight", "linear1.weight", "linear2.weight")
 
 @dataclass(frozen=True)
 class Variant:
-    """How the four layers are trained: a rank each, or None for a weight owned outright."""
+    """How the four layers are trained: a rank each, or None for a dense weight."""
 
     ranks: tuple[int | None, ...]
     view: str = "mean"

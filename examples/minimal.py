@@ -76,18 +76,18 @@ def squared_gradient(net: Parts, x: Tensor, y: Tensor, batch: int = 50) -> Tenso
 
 
 def choose_ranks(spectra: Parts, importance: Parts, rate: float) -> dict[str, int]:
-    """The fewest components of all layers that together buy a share `rate` of the predicted loss, importance · σ²."""
+    """The fewest components of all layers that recover a share `rate` of the predicted loss, importance · σ²."""
     scores = [(float(importance[n] * s**2), n) for n, spectrum in spectra.items() for s in spectrum]
     total = sum(score for score, _ in scores)
-    ranks, bought = dict.fromkeys(spectra, 0), 0.0
+    ranks, recovered = dict.fromkeys(spectra, 0), 0.0
     for score, name in sorted(scores, key=lambda pair: -pair[0]):
-        if bought >= rate * total:
+        if recovered >= rate * total:
             break
-        ranks[name], bought = ranks[name] + 1, bought + score
+        ranks[name], recovered = ranks[name] + 1, recovered + score
     return ranks
 
 
-def truncate(residual: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+def low_rank(residual: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """The closest matrix of a rank, as two factors that share the singular values: P = U √Σ, Q = √Σ Vᵀ."""
     U, sigma, Vt = torch.linalg.svd(residual, full_matrices=False)
     root = sigma[:rank].sqrt()
@@ -117,7 +117,7 @@ def main() -> None:
     residual = free["W"] - r[:, None] * W * s
     spectra = {"W": torch.linalg.svdvals(residual)}
     rank = choose_ranks(spectra, {"W": squared_gradient(free, *train2)}, rate=0.9)["W"]
-    P, Q = truncate(residual, rank)
+    P, Q = low_rank(residual, rank)
     print(f"rank         {rank} of {len(spectra['W'])}; with more layers, their importance would divide it among them")
 
     # Fine-tuning: everything that the second task owns, with the base frozen.

@@ -117,8 +117,8 @@ def tiny_task(kind: str, seed: int = 0, examples: int = 24, classes: int = CLASS
     generator = torch.Generator().manual_seed(seed)
     y = torch.arange(examples) % classes
     if kind == "gru":
-        own = torch.rand(classes, VOCABULARY, generator=generator).argsort(1)[:, :3]
-        tokens = own[y].gather(1, torch.randint(3, (examples, LENGTH), generator=generator))
+        typical = torch.rand(classes, VOCABULARY, generator=generator).argsort(1)[:, :3]
+        tokens = typical[y].gather(1, torch.randint(3, (examples, LENGTH), generator=generator))
         stray = torch.randint(VOCABULARY, tokens.shape, generator=generator)
         return torch.where(torch.rand(tokens.shape, generator=generator) < 0.1, stray, tokens), y
     pattern = torch.randn(classes, *SHAPES[kind], generator=generator)

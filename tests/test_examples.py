@@ -50,14 +50,14 @@ def test_minimal_imports_nothing_of_the_library() -> None:
 def test_minimals_scales_are_the_librarys(minimal: dict[str, Any]) -> None:
     base = drawn(9, 7)
     free = base + 0.3 * drawn(9, 7, seed=1)
-    for found, expected in zip(minimal["fit_scales"](free, base), scales.fit(free, base), strict=True):
-        torch.testing.assert_close(found, expected, **EXACT)
+    for got, expected in zip(minimal["fit_scales"](free, base), scales.fit(free, base), strict=True):
+        torch.testing.assert_close(got, expected, **EXACT)
 
 
 @pytest.mark.parametrize("rank", [0, 1, 4, 7])
 def test_minimals_truncation_is_the_librarys(minimal: dict[str, Any], rank: int) -> None:
     residual = drawn(9, 7)
-    P, Q = minimal["truncate"](residual, rank)
+    P, Q = minimal["low_rank"](residual, rank)
     p, q = decompose.factors(*decompose.plain(residual), rank)
     torch.testing.assert_close(P @ Q, p @ q, **EXACT)
     # Each pair of vectors is fixed up to a common sign.
@@ -78,9 +78,9 @@ def test_minimals_importance_is_the_librarys(minimal: dict[str, Any]) -> None:
     net = {"W": drawn(9, 7, seed=1), "b": drawn(9, seed=2), "head": drawn(3, 9, seed=3)}
     module.load_state_dict({"0.weight": net["W"], "0.bias": net["b"], "2.weight": net["head"]})
     x, y = drawn(33, 7, seed=4), torch.arange(33) % 3
-    found = minimal["squared_gradient"](net, x, y, batch=10)
+    got = minimal["squared_gradient"](net, x, y, batch=10)
     expected = MeanSquare()(module, {"0.weight": module.get_parameter("0.weight")}, InMemory(x, y), 10)
-    torch.testing.assert_close(found, expected["0.weight"], **EXACT)
+    torch.testing.assert_close(got, expected["0.weight"], **EXACT)
 
 
 def test_minimals_adapted_forward_is_the_librarys(minimal: dict[str, Any]) -> None:

@@ -59,7 +59,7 @@ def older(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def put(folder: Path, name: str, content: object, age: int = 0) -> Path:
-    """Write a file, so many seconds older than it would be."""
+    """Write a file and set its time of modification back by `age` seconds."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
     path.write_text(content if isinstance(content, str) else json.dumps(content))

@@ -17,19 +17,17 @@ LAYERS = ("conv1.weight", "conv2.weight", "linear1.weight", "linear2.weight")
 
 
 def many(fractions: tuple[float, ...] = (0.05, 0.25, 0.5, 1.0), seeds: int = 5) -> list[dict[str, Any]]:
-    """Records of ten tasks: ten methods under five orders for each fraction and seed, 1,000 if not said otherwise."""
-    found = []
-    for fraction, (place, method), order, seed in itertools.product(
-        fractions, enumerate(METHODS), ORDERS, range(seeds)
-    ):
+    """Records of ten tasks: ten methods under five orders for each fraction and seed, 1,000 by default."""
+    records = []
+    for fraction, (rank, method), order, seed in itertools.product(fractions, enumerate(METHODS), ORDERS, range(seeds)):
         rows = []
         for position, identity in enumerate(ORDERS[order]):
             learned = [
-                0.4 + 0.3 * fraction + 0.01 * ((3 * i + 7 * place + seed) % 11) for i in ORDERS[order][: position + 1]
+                0.4 + 0.3 * fraction + 0.01 * ((3 * i + 7 * rank + seed) % 11) for i in ORDERS[order][: position + 1]
             ]
             lost = 0.01 if method in ("finetune", "ewc", "l2") else 0.0
             test = [round(value - lost * (position - i), 4) for i, value in enumerate(learned)]
-            size = 12_000_000 + 100_000 * (place + 1) * position
+            size = 12_000_000 + 100_000 * (rank + 1) * position
             row: dict[str, Any] = {
                 "position": position,
                 "identity": identity,
@@ -44,7 +42,7 @@ def many(fractions: tuple[float, ...] = (0.05, 0.25, 0.5, 1.0), seeds: int = 5) 
                 "bytes": size,
                 "counted": size // 5,
             }
-            row |= {"seconds": 5.0 + place + 0.1 * seed, "stages": {"base": 5.0}, "peak_bytes": 700_000_000 + position}
+            row |= {"seconds": 5.0 + rank + 0.1 * seed, "stages": {"base": 5.0}, "peak_bytes": 700_000_000 + position}
             if method.startswith("halrp"):
                 ranks = {layer: 3 + (identity + number) % 20 for number, layer in enumerate(LAYERS)}
                 row |= {"ranks": ranks if position else {}, "view": "mean" if position else ""}
@@ -55,5 +53,5 @@ def many(fractions: tuple[float, ...] = (0.05, 0.25, 0.5, 1.0), seeds: int = 5) 
         cell = {"method": method, "stream": "cifar100-split", "backbone": "lenet", "order": order, "seed": seed}
         cell |= {"fraction": fraction, "settings": {}, "recipe": {"epochs": 20}}
         environment = {"halrp": "0.1.0", "commit": "558233dee820", "torch": "2.13.0", "machine": "x86_64", "threads": 1}
-        found.append({"cell": cell, "resolved": cell, "environment": environment, "rows": rows})
-    return found
+        records.append({"cell": cell, "resolved": cell, "environment": environment, "rows": rows})
+    return records
