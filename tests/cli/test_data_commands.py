@@ -20,8 +20,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from halrp.cli.app import app
-from halrp.lab.data import SETS, cache, download, facts, sources
-from halrp.lab.data.download import Manner
+from halrp.lab.data import SETS, cache, download, sources
+from halrp.lab.data.download import RetryPolicy
+from halrp.lab.reference import load_reference
 from halrp.lab.streams import ABOUT, STREAMS
 from tests.lab.data.server import Site, serving
 
@@ -61,15 +62,15 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     """A server of the archive, and facts that name it for CIFAR-100 and, with wrong checksums, for MNIST."""
     with serving(Site(archive())) as running:
-        told = facts("downloads")
+        told = load_reference("downloads")
         sha256 = hashlib.sha256(running.content).hexdigest()
         changes = {"urls": [running.url], "bytes": len(running.content), "sha256": sha256, "md5": None}
         told["sets"]["cifar100"]["files"][0] |= changes
         for file in told["sets"]["mnist"]["files"]:
             file["urls"] = [running.url]
         with monkeypatch.context() as patch:
-            patch.setattr(sources, "facts", lambda name: told)
-            patch.setattr(download.get, "__defaults__", (None, None, Manner(timeout=5.0, sleep=lambda _: None)))
+            patch.setattr(sources, "load_reference", lambda name: told)
+            patch.setattr(download.get, "__defaults__", (None, None, RetryPolicy(timeout=5.0, sleep=lambda _: None)))
             sources.sources.cache_clear()
             yield running
         sources.sources.cache_clear()
@@ -99,7 +100,7 @@ def test_what_was_got_is_listed_and_verified(site: Site, tmp_path: Path, monkeyp
     assert run.error == ""
     entry = entries("--data", tmp_path)["cifar100"]
     assert (entry["state"], entry["verified"], entry["layout"]) == ("subset", "not asked", "official archive")
-    assert entry["place"] == str(tmp_path)
+    assert entry["directory"] == str(tmp_path)
     assert entry["bytes"] == len(site.content)
     assert entry["streams"] == ["cifar100-split", "cifar100-superclass", "cifar100-20"]
     assert entries("--verify", "--data", tmp_path)["cifar100"]["verified"] == "yes"
@@ -127,7 +128,7 @@ def test_a_whole_set_in_another_layout_is_not_downloaded_unless_asked_for(
         tar.extractall(tmp_path, filter="data")
     monkeypatch.setitem(vars(SETS["cifar100"]), "counts", {"train": 100, "test": 100})
     run = Run("get", "cifar100", "--data", tmp_path)
-    assert "already here. 100 train + 100 test images, 100 classes, whole, from official binary files" in run.out
+    assert "already here. 100 train + 100 test images, 100 classes, complete, from official binary files" in run.out
     assert site.asked == []
     assert Run("get", "cifar100", "--official", "--data", tmp_path).code == 0
     assert len(site.asked) == 1
@@ -170,11 +171,11 @@ def test_an_interrupted_download_is_listed_and_resumed(
 
 
 def _interrupted_after(patiently: Any) -> Any:
-    def run(url: str, file: Any, part: Path, report: Any, manner: Manner) -> None:
+    def run(url: str, file: Any, part: Path, report: Any, policy: RetryPolicy) -> None:
         def sleep(_: float) -> None:
             raise KeyboardInterrupt
 
-        patiently(url, file, part, report, Manner(manner.timeout, sleep=sleep))
+        patiently(url, file, part, report, RetryPolicy(policy.timeout, sleep=sleep))
 
     return run
 

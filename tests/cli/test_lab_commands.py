@@ -227,9 +227,9 @@ def test_streams_says_how_many_tasks_there_are_and_whether_data_are_here(tmp_pat
     assert "no: cifar10, mnist" in lines["five"]
     digits = streams.load("digits")
     assert streams.ABOUT["digits"][1:3] == (len(digits), digits[0].classes)
-    from halrp.lab.data.directories import facts
+    from halrp.lab.reference import load_reference
 
-    published = facts("task_orders")["orders"]
+    published = load_reference("task_orders")["orders"]
     for name, key in (("five", "five_dataset"), ("cifar100-split", "cifar100_split"), ("pmnist", "pmnist")):
         assert streams.ABOUT[name].tasks == len(next(iter(published[key].values())))
     assert set(streams.ABOUT) == {name.partition("@")[0] for name in streams.STREAMS}

@@ -30,7 +30,7 @@ from rich.table import Table
 from halrp.errors import HalrpError, SettingError
 
 if TYPE_CHECKING:
-    from halrp.lab.data import Found, Status
+    from halrp.lab.data import LoadedDataSet, Status
 
 EXTRAS = {"PIL": "pillow", "sklearn": "scikit-learn", "scipy": "scipy"}
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
@@ -63,7 +63,7 @@ def list_sets(
 ) -> None:
     """Show which data sets are here, where and how, and which streams need them.
 
-    "whole" is every image of the published set and "subset" fewer; "here" was never read, so it may be either.
+    "complete" is every image of the published set and "subset" fewer; "here" was never read, so it may be either.
     --verify reads all images (slow the first time) and says of each set whether it is what was published; it exits
     with 1 if one is damaged or not what was published.
 
@@ -92,12 +92,12 @@ def _row(one: Status, data: Path | None) -> dict[str, Any]:
     if one.problem:
         state = "damaged"
     elif one.present:
-        state = {True: "whole", False: "subset", None: "here"}[one.whole]
+        state = {True: "complete", False: "subset", None: "here"}[one.complete]
     else:
         state = "begun" if started else "missing"
     return asdict(one) | {
         "state": state,
-        "place": None if one.place is None else str(one.place),
+        "directory": None if one.directory is None else str(one.directory),
         "streams": [stream for stream, about in ABOUT.items() if one.name in about.sets],
         "download_bytes": official.bytes,
         "begun_bytes": started,
@@ -113,8 +113,8 @@ def _print_table(rows: list[dict[str, Any]], verify: bool, root: Path) -> None:
         size = decimal(row["bytes"]) if row["present"] else f"({decimal(row['download_bytes'])})"
         verified = row["verified"] if row["present"] and verify else "" if not row["present"] else "not asked"
         layout = row["layout"] or ""
-        if row["place"] not in (None, str(root)):
-            layout += f", in {row['place']}"
+        if row["directory"] not in (None, str(root)):
+            layout += f", in {row['directory']}"
         cells = (row["name"], row["state"], verified, size, layout, ", ".join(row["streams"]))
         table.add_row(*map(escape, cells))
     typer.echo(f"Data directory: {root}\n")
@@ -140,8 +140,8 @@ def get_sets(
     """Download the official files of data sets, verify their checksums, and decode them.
 
     A set that is here and whole, in whatever layout, is not downloaded. A download that was interrupted goes on where
-    it ended: run the same command again. Files are put in place only when they are verified. Without a connection,
-    download them elsewhere and place them in the data directory under the names that this command prints.
+    it ended: run the same command again. Files are moved into place only when they are verified. Without a connection,
+    download them elsewhere and put them into the data directory under the names that this command prints.
 
     Examples: halrp data get cifar100 mnist, or halrp data get all --data ~/datasets
     """
@@ -177,7 +177,7 @@ def _get(name: str, data: Path | None, again: bool) -> None:
         try:
             with _decoding() as step:
                 found = read(name, data, step)
-            if found.whole:
+            if found.complete:
                 typer.echo(f"{name}: already here. {_summary(found)}")
                 return
         except (DataMissing, DataDamaged):
@@ -194,10 +194,10 @@ def _get(name: str, data: Path | None, again: bool) -> None:
     typer.echo(f"{name}: {'downloaded and verified' if lacking else 'already here, verified'}. {_summary(found)}")
 
 
-def _summary(found: Found) -> str:
+def _summary(found: LoadedDataSet) -> str:
     parts = " + ".join(f"{len(part.labels):,} {name}" for name, part in found.parts.items())
-    whole = "whole" if found.whole else "a subset"
-    return f"{parts} images, {len(found.classes):,} classes, {whole}, from {found.layout} in {found.place}."
+    extent = "complete" if found.complete else "a subset"
+    return f"{parts} images, {len(found.classes):,} classes, {extent}, from {found.layout} in {found.directory}."
 
 
 @app.command("show")

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from halrp.lab.data.download import Manner, fetch
+from halrp.lab.data.download import RetryPolicy, fetch
 from halrp.lab.data.sources import File
 
 CONTENT = random.Random(1).randbytes(600_000)
@@ -137,7 +137,7 @@ def only_the_file(root: Path) -> bool:
     return sorted(path.name for path in (root / "set").iterdir()) == ["file.bin"]
 
 
-def check_next_try(site: Site, root: Path, manner: Manner) -> None:
-    path = fetch(published(site.url), root, manner=manner)
+def check_next_try(site: Site, root: Path, policy: RetryPolicy) -> None:
+    path = fetch(published(site.url), root, policy=policy)
     assert path.read_bytes() == CONTENT
     assert only_the_file(root)

@@ -9,8 +9,8 @@ from scipy import io as scipy_io  # type: ignore[import-untyped]
 
 from halrp.lab.data import DataDamaged
 from halrp.lab.data.decoders import Decoder, idx, matlab, natural, records, strips
+from halrp.lab.data.image_files import notmnist, omniglot, tinyimagenet
 from halrp.lab.data.images import Decoded
-from halrp.lab.data.pictures import notmnist, omniglot, tinyimagenet
 from tests.lab.data import makers
 
 IMAGES, LABELS = makers.pictures(10, 1, (28, 28))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from halrp.lab.data import download
-from halrp.lab.data.download import DiskFull, DownloadFailed, Manner, fetch
+from halrp.lab.data.download import DiskFull, DownloadFailed, RetryPolicy, fetch
 from tests.lab.data.server import CONTENT, Site, check_next_try, only_the_file, part_of, published
 
 CHILD = """
@@ -28,8 +28,8 @@ print(fetch(File("set/file.bin", (sys.argv[1],), int(sys.argv[2]), sys.argv[3], 
 
 
 @pytest.fixture
-def manner() -> Manner:
-    return Manner(timeout=5.0, sleep=lambda _: None)
+def policy() -> RetryPolicy:
+    return RetryPolicy(timeout=5.0, sleep=lambda _: None)
 
 
 def child(site: Site, root: Path) -> subprocess.Popen[bytes]:
@@ -47,7 +47,7 @@ def wait_for_part(root: Path) -> None:
 
 
 def test_a_full_disk_keeps_the_part_and_names_the_bytes(
-    site: Site, tmp_path: Path, manner: Manner, monkeypatch: pytest.MonkeyPatch
+    site: Site, tmp_path: Path, policy: RetryPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, room = os.write, [350_000]
 
@@ -61,44 +61,44 @@ def test_a_full_disk_keeps_the_part_and_names_the_bytes(
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", write)
         with pytest.raises(DiskFull, match=r"needs [\d,]+ more bytes and .* has [\d,]+ free"):
-            fetch(published(site.url), tmp_path, manner=manner)
+            fetch(published(site.url), tmp_path, policy=policy)
     assert part_of(tmp_path).stat().st_size == 350_000
-    check_next_try(site, tmp_path, manner)
+    check_next_try(site, tmp_path, policy)
     assert site.asked[-1]["range"] == "bytes=350000-"
 
 
-def test_a_folder_that_cannot_be_made_is_named(site: Site, tmp_path: Path, manner: Manner) -> None:
+def test_a_folder_that_cannot_be_made_is_named(site: Site, tmp_path: Path, policy: RetryPolicy) -> None:
     (tmp_path / "set").write_text("in the way")
     with pytest.raises(DownloadFailed, match="set"):
-        fetch(published(site.url), tmp_path, manner=manner)
+        fetch(published(site.url), tmp_path, policy=policy)
     (tmp_path / "set").unlink()
-    check_next_try(site, tmp_path, manner)
+    check_next_try(site, tmp_path, policy)
 
 
-def test_an_interrupt_keeps_the_part(site: Site, tmp_path: Path, manner: Manner) -> None:
+def test_an_interrupt_keeps_the_part(site: Site, tmp_path: Path, policy: RetryPolicy) -> None:
     def interrupt(file: str, done: int, total: int | None) -> None:
         if done > 200_000:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fetch(published(site.url), tmp_path, interrupt, manner)
+        fetch(published(site.url), tmp_path, interrupt, policy)
     size = part_of(tmp_path).stat().st_size
     assert 200_000 < size < len(CONTENT) + 1
     assert not list((tmp_path / "set").glob(".*lock"))
-    check_next_try(site, tmp_path, manner)
+    check_next_try(site, tmp_path, policy)
     assert len(site.asked) == (1 if size == len(CONTENT) else 2)
 
 
-def test_two_at_once_download_one_file_once(site: Site, tmp_path: Path, manner: Manner) -> None:
+def test_two_at_once_download_one_file_once(site: Site, tmp_path: Path, policy: RetryPolicy) -> None:
     site.gate = threading.Event()
     waiting = threading.Event()
     results: list[Path] = []
 
     def first() -> None:
-        results.append(fetch(published(site.url), tmp_path, manner=manner))
+        results.append(fetch(published(site.url), tmp_path, policy=policy))
 
     def second() -> None:
-        results.append(fetch(published(site.url), tmp_path, lambda *_: waiting.set(), manner))
+        results.append(fetch(published(site.url), tmp_path, lambda *_: waiting.set(), policy))
 
     threads = [threading.Thread(target=first), threading.Thread(target=second)]
     threads[0].start()
@@ -113,9 +113,9 @@ def test_two_at_once_download_one_file_once(site: Site, tmp_path: Path, manner: 
     assert only_the_file(tmp_path)
 
 
-def test_whoever_makes_no_progress_is_not_waited_for_for_ever(site: Site, tmp_path: Path, manner: Manner) -> None:
-    with download._alone(tmp_path / "file", lambda *_: None, manner):
-        impatient = replace(manner, wait=0.05)
+def test_whoever_makes_no_progress_is_not_waited_for_for_ever(site: Site, tmp_path: Path, policy: RetryPolicy) -> None:
+    with download._alone(tmp_path / "file", lambda *_: None, policy):
+        impatient = replace(policy, wait=0.05)
         with (
             pytest.raises(DownloadFailed, match=r"no progress for 0\.05 seconds"),
             download._alone(tmp_path / "file", lambda *_: None, impatient),
@@ -125,19 +125,19 @@ def test_whoever_makes_no_progress_is_not_waited_for_for_ever(site: Site, tmp_pa
         pass
 
 
-def test_another_process_is_waited_for_and_its_file_used(site: Site, tmp_path: Path, manner: Manner) -> None:
+def test_another_process_is_waited_for_and_its_file_used(site: Site, tmp_path: Path, policy: RetryPolicy) -> None:
     site.gate = threading.Event()
     other = child(site, tmp_path)
     wait_for_part(tmp_path)
     threading.Timer(0.1, site.gate.set).start()
-    assert fetch(published(site.url), tmp_path, manner=manner).read_bytes() == CONTENT
+    assert fetch(published(site.url), tmp_path, policy=policy).read_bytes() == CONTENT
     out, _ = other.communicate(timeout=30)
     assert out.decode().strip() == str(tmp_path / "set" / "file.bin")
     assert len(site.asked) == 1
     assert only_the_file(tmp_path)
 
 
-def test_a_killed_process_leaves_a_part_to_resume_and_no_lock(site: Site, tmp_path: Path, manner: Manner) -> None:
+def test_a_killed_process_leaves_a_part_to_resume_and_no_lock(site: Site, tmp_path: Path, policy: RetryPolicy) -> None:
     site.gate = threading.Event()
     other = child(site, tmp_path)
     wait_for_part(tmp_path)
@@ -145,5 +145,5 @@ def test_a_killed_process_leaves_a_part_to_resume_and_no_lock(site: Site, tmp_pa
     other.communicate()
     site.gate.set()
     size = part_of(tmp_path).stat().st_size
-    check_next_try(site, tmp_path, manner)
+    check_next_try(site, tmp_path, policy)
     assert site.asked[-1]["range"] == f"bytes={size}-"

@@ -11,7 +11,7 @@ from halrp.errors import SettingError
 from halrp.lab.data import SETS, read, status
 from halrp.lab.data import cache as kept_module
 from halrp.lab.data import inventory as module
-from halrp.lab.data.directories import facts
+from halrp.lab.reference import load_reference
 from tests.lab.data import makers
 
 IMAGES, LABELS = makers.pictures(10, 3, (28, 28))
@@ -31,39 +31,39 @@ def known(monkeypatch: pytest.MonkeyPatch, images: str, count: int = 30) -> None
     labels = hashlib.sha256(makers.idx(LABELS)).hexdigest()
     part = {"count": count, "images": images, "labels": labels}
     fact = {"form": "idx", "algorithm": "sha256", "layouts": None, "parts": {"train": part, "test": part}}
-    monkeypatch.setattr(module, "facts", lambda name: {"sets": {"mnist": fact}})
+    monkeypatch.setattr(module, "load_reference", lambda name: {"sets": {"mnist": fact}})
     monkeypatch.setattr(module, "sources", dict)
 
 
 def test_a_set_that_is_not_there(tmp_path: Path, own_cache: Path) -> None:
     found = status("cifar10", tmp_path)
-    assert (found.present, found.layout, found.bytes, found.whole) == (False, None, 0, None)
+    assert (found.present, found.layout, found.bytes, found.complete) == (False, None, 0, None)
 
 
 def test_the_list_neither_decodes_nor_reads(made: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hashlib, "file_digest", None)
     found = status("mnist", made)
     size = sum(path.stat().st_size for path in (made / "mnist").iterdir())
-    assert (found.present, found.layout, found.place, found.bytes) == (True, "IDX files", made, size)
-    assert (found.whole, found.verified) == (None, "not asked")
+    assert (found.present, found.layout, found.directory, found.bytes) == (True, "IDX files", made, size)
+    assert (found.complete, found.verified) == (None, "not asked")
     assert not own_cache.exists()
 
 
-@pytest.mark.parametrize(("count", "whole"), [(30, True), (31, False)])
+@pytest.mark.parametrize(("count", "complete"), [(30, True), (31, False)])
 def test_the_list_knows_what_was_decoded_before(
-    count: int, whole: bool, made: Path, monkeypatch: pytest.MonkeyPatch
+    count: int, complete: bool, made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept_module, "SETTLED", -(10**18))
     monkeypatch.setitem(SETS, "mnist", replace(SETS["mnist"], counts={"train": count, "test": 30}))
     read("mnist", made)
     monkeypatch.setattr(hashlib, "file_digest", None)
-    assert status("mnist", made).whole is whole
+    assert status("mnist", made).complete is complete
 
 
 def test_images_with_the_published_checksum_are_verified(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known(monkeypatch, hashlib.sha256(makers.idx(IMAGES)).hexdigest())
     found = status("mnist", made, verify=True)
-    assert (found.verified, found.whole, found.problem) == ("yes", False, "")
+    assert (found.verified, found.complete, found.problem) == ("yes", False, "")
 
 
 def test_images_that_should_have_the_published_checksum_and_have_not(
@@ -107,7 +107,7 @@ def test_an_unknown_set_is_answered_with_the_nearest_name() -> None:
 
 
 def test_every_fact_is_about_a_set_its_parts_and_its_layouts() -> None:
-    for name, fact in facts("checksums")["sets"].items():
+    for name, fact in load_reference("checksums")["sets"].items():
         assert set(fact["parts"]) == set(SETS[name].counts)
         assert set(fact["layouts"] or ()) <= {layout.name for layout in SETS[name].layouts}
         assert all(part["count"] <= SETS[name].counts[at] for at, part in fact["parts"].items())

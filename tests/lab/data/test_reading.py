@@ -10,9 +10,10 @@ import pytest
 from PIL import Image
 
 from halrp.errors import HalrpError, SettingError
-from halrp.lab.data import SETS, DataDamaged, DataMissing, Found, data_directory, facts, read
+from halrp.lab.data import SETS, DataDamaged, DataMissing, LoadedDataSet, data_directory, read
 from halrp.lab.data import reading as module
 from halrp.lab.data.layouts import expanded
+from halrp.lab.reference import load_reference
 from tests.lab.data import makers
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -176,7 +177,7 @@ def test_each_layout_gives_back_what_was_written(
     write(tmp_path / "data")
     found = read(name, tmp_path / "data")
     assert found.layout == layout
-    assert not found.whole
+    assert not found.complete
     assert list(found.parts) == list(SETS[name].counts)
     for part, (images, labels) in expected(name).items():
         if layout == "strips":
@@ -191,19 +192,19 @@ def test_each_layout_gives_back_what_was_written(
 
 def test_every_layout_in_the_data_directory_is_tried_above() -> None:
     for name, chosen in SETS.items():
-        assert {one.name for one in chosen.layouts if not one.place} == {layout for layout, _ in WRITERS[name]}
+        assert {one.name for one in chosen.layouts if not one.directory} == {layout for layout, _ in WRITERS[name]}
 
 
 def test_the_debian_package_is_the_last_place_for_fashion_mnist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layouts = SETS["fashion-mnist"].layouts
-    assert layouts[-1].place == "/usr/share/datasets"
-    here = (*layouts[:-1], replace(layouts[-1], place=str(tmp_path / "debian")))
+    assert layouts[-1].directory == "/usr/share/datasets"
+    here = (*layouts[:-1], replace(layouts[-1], directory=str(tmp_path / "debian")))
     monkeypatch.setitem(SETS, "fashion-mnist", replace(SETS["fashion-mnist"], layouts=here))
     idx("fashion-mnist", (".gz", ".gz"))(tmp_path / "debian")
     found = read("fashion-mnist", tmp_path / "data")
-    assert (found.layout, found.place) == ("Debian's IDX files", tmp_path / "debian")
+    assert (found.layout, found.directory) == ("Debian's IDX files", tmp_path / "debian")
 
 
 def test_braces_stand_for_their_choices_in_order() -> None:
@@ -220,10 +221,10 @@ def test_whole_files_are_preferred_to_a_subset_in_strips(tmp_path: Path) -> None
 
 
 def test_class_names_are_facts_in_label_order() -> None:
-    known = facts("classes")
+    known = load_reference("classes")
     named = {
         one: fine
-        for each in facts("task_orders")["cifar100_superclass"]
+        for each in load_reference("task_orders")["cifar100_superclass"]
         for one, fine in zip(each["fine_ids"], each["fine_classes"], strict=True)
     }
     assert known["cifar100"] == [named[label] for label in range(100)]
@@ -250,15 +251,15 @@ def test_tinyimagenets_classes_are_first_words_or_ids(tmp_path: Path) -> None:
 # --- Counts --------------------------------------------------------------------------------------------------
 
 
-def small(name: str, counts: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Found]:
+def small(name: str, counts: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], LoadedDataSet]:
     monkeypatch.setitem(SETS, name, replace(SETS[name], counts=counts))
     return lambda root: read(name, root)
 
 
 def test_a_set_of_the_published_size_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cifar100_binary(tmp_path)
-    assert small("cifar100", {"train": 200, "test": 100}, monkeypatch)(tmp_path).whole
-    assert not small("cifar100", {"train": 200, "test": 200}, monkeypatch)(tmp_path).whole
+    assert small("cifar100", {"train": 200, "test": 100}, monkeypatch)(tmp_path).complete
+    assert not small("cifar100", {"train": 200, "test": 200}, monkeypatch)(tmp_path).complete
 
 
 def test_more_images_than_were_published_are_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +293,7 @@ def test_a_missing_class_is_damage_even_where_classes_are_unequal(tmp_path: Path
 def test_missing_data_names_the_set_the_directory_the_layouts_and_the_remedies(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layouts = tuple(replace(one, place=one.place and str(tmp_path / "nowhere")) for one in SETS[name].layouts)
+    layouts = tuple(replace(one, directory=one.directory and str(tmp_path / "nowhere")) for one in SETS[name].layouts)
     monkeypatch.setitem(SETS, name, replace(SETS[name], layouts=layouts))
     with pytest.raises(DataMissing) as caught:
         read(name, tmp_path)

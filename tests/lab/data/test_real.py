@@ -44,17 +44,19 @@ def test_decoded_cifar100_has_the_published_checksums(real: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(("name", "whole"), [("cifar100", True), ("cifar10", False), ("mnist", True), ("svhn", False)])
-def test_decoded_images_have_the_published_checksums(name: str, whole: bool, real: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "complete"), [("cifar100", True), ("cifar10", False), ("mnist", True), ("svhn", False)]
+)
+def test_decoded_images_have_the_published_checksums(name: str, complete: bool, real: Path) -> None:
     found = status(name, real, verify=True)
-    assert (found.verified, found.whole) == ("yes", whole)
+    assert (found.verified, found.complete) == ("yes", complete)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "whole"), [("notmnist", True), ("omniglot", True), ("tinyimagenet", False)])
-def test_decoded_pictures_of_archives_have_the_published_checksums(name: str, whole: bool, real: Path) -> None:
+@pytest.mark.parametrize(("name", "complete"), [("notmnist", True), ("omniglot", True), ("tinyimagenet", False)])
+def test_decoded_pictures_of_archives_have_the_published_checksums(name: str, complete: bool, real: Path) -> None:
     found = status(name, real, verify=True)
-    assert (found.verified, found.whole) == ("yes", whole)
+    assert (found.verified, found.complete) == ("yes", complete)
 
 
 @pytest.mark.slow

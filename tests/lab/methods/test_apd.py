@@ -183,7 +183,7 @@ def test_a_large_l1_leaves_the_mask_alone() -> None:
     for i, part in enumerate(method.tasks):
         for n, theta in method.weights(i).items():
             assert torch.equal(theta, compose(method.sigma[n], part.v[n]).detach())
-    assert not any(method.facts()["sparse"].values())
+    assert not any(method.details()["sparse"].values())
 
 
 def test_sigma_and_old_tau_are_trained_on_and_the_rest_of_a_task_is_not() -> None:
@@ -245,14 +245,14 @@ def test_elements_up_to_the_threshold_are_zero_in_use_and_not_counted() -> None:
     part, x = method.tasks[0], tiny_tasks()[0].test.x
     above = {n: int((t.abs() > 0.05).sum()) for n, t in part.tau.items()}
     assert all(0 < above[n] < t.numel() for n, t in part.tau.items())
-    assert method.facts()["sparse"] == above
+    assert method.details()["sparse"] == above
     used = method.predict(x, 0)
     with torch.no_grad():
         for tau in part.tau.values():
             tau.mul_(tau.abs() > 0.05)
     method.threshold = 0.0
     assert torch.equal(method.predict(x, 0), used)
-    assert method.facts()["sparse"] == above
+    assert method.details()["sparse"] == above
 
 
 def test_the_count_on_a_tiny_network_is_the_sum_of_its_parts() -> None:
@@ -329,7 +329,7 @@ def test_a_second_consolidation_starts_from_the_first_and_has_more_clusters() ->
     again.restore(state)
     again.learn(tasks[3])
     a, b = method.state(), again.state()
-    assert a.facts == b.facts
+    assert a.values == b.values
     assert all(torch.equal(t, b.tensors[n]) for n, t in a.tensors.items())
 
 

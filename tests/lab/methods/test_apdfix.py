@@ -107,11 +107,11 @@ def test_on_lenet_a_task_costs_masks_norms_biases_head_and_non_zeros(classes: in
     shape = (3, 32, 32)
     method = FixedAdditive(on("lenet", shape), mask_only=classes == 5)
     method.learn(pictures(0, classes, shape))
-    first = sum(method.facts()["sparse"].values())
+    first = sum(method.details()["sparse"].values())
     assert method.counted() == base + 1370 + first
     before = method.counted()
     method.learn(pictures(1, classes, shape))
-    assert method.counted() - before == 1370 + sum(method.facts()["sparse"].values()) + 2740 + 1370 + head
+    assert method.counted() - before == 1370 + sum(method.details()["sparse"].values()) + 2740 + 1370 + head
     assert (first == 0) is (classes == 5)
 
 

@@ -256,7 +256,7 @@ def test_a_full_basis_has_nothing_to_regularise() -> None:
 
 def test_bases_coefficients_norms_biases_and_heads_are_stored_and_the_working_memory_is_not() -> None:
     method = learned()
-    ranks = method.facts()["ranks"]
+    ranks = method.details()["ranks"]
     shared = sum(rows * ranks[n] for n, (rows, _) in LAYERS.items())
     factors = sum(len(own.coefficients[n]) * columns for own in method.tasks for n, (_, columns) in LAYERS.items())
     own = 3 * (2 * (6 + 8) + 6 + 8 + 16) + 17 * (3 + 2 + 4)

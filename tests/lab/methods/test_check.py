@@ -14,7 +14,7 @@ from torch import Tensor
 from halrp.errors import HalrpError
 from halrp.lab.methods import METHODS
 from halrp.lab.methods.bn import TunedNorms
-from halrp.lab.methods.check import ITEMS, ContractBroken, check_method
+from halrp.lab.methods.check import ITEMS, MethodCheckFailed, check_method
 from halrp.lab.methods.finetune import FineTune
 from halrp.lab.methods.mtl import Joint
 from halrp.lab.methods.protocol import Method, Size, State
@@ -194,18 +194,18 @@ class StoresTooFewBytes(Separate):
 
 
 class TellsTensors(Separate):
-    def facts(self) -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         return {"norm": torch.ones(())}
 
 
 class TellsInfinity(Separate):
-    def facts(self) -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         return {"norm": float("inf")}
 
 
 class RestoresWrongly(FineTune):
     def restore(self, state: State) -> None:
-        super().restore(State({n: t for n, t in state.tensors.items() if "running" not in n}, state.facts))
+        super().restore(State({n: t for n, t in state.tensors.items() if "running" not in n}, state.values))
 
 
 class RestoresLastHeadOnly(FineTune):
@@ -253,8 +253,8 @@ class CannotRestore(TunedNorms):
         (CountsTensors, "sizes", "not a Size and a whole number"),
         (CountsTooMuch, "sizes", "more than the"),
         (StoresTooFewBytes, "sizes", "numbers in"),
-        (TellsTensors, "facts", "cannot be JSON"),
-        (TellsInfinity, "facts", "cannot be JSON"),
+        (TellsTensors, "details", "cannot be JSON"),
+        (TellsInfinity, "details", "cannot be JSON"),
         (RestoresWrongly, "restores", "restored after task 0"),
         (RestoresLastHeadOnly, "restores", "after task 1, restored after task 0"),
         (RestoresOnTop, "restoring replaces", "are stored after being set back"),
@@ -263,7 +263,7 @@ class CannotRestore(TunedNorms):
 )
 def test_each_way_to_break_the_contract_is_told(broken: type[Method], item: str, says: str) -> None:
     before = surroundings()
-    with pytest.raises(ContractBroken, match=says) as caught:
+    with pytest.raises(MethodCheckFailed, match=says) as caught:
         check_method(broken, tiny_tasks(examples=16), context=HASTY)
     assert item in caught.value.items
     assert broken.__name__ in str(caught.value)
@@ -279,7 +279,7 @@ def surroundings() -> tuple[object, ...]:
 
 
 def test_a_good_method_breaks_nothing_but_what_it_is_made_to_break() -> None:
-    with pytest.raises(ContractBroken) as caught:
+    with pytest.raises(MethodCheckFailed) as caught:
         check_method(CountsTooMuch)
     assert caught.value.items == ("sizes",)
 
@@ -289,7 +289,7 @@ def test_a_method_that_cannot_learn_is_told_with_its_error() -> None:
         def learn(self, task: Task) -> None:
             raise ValueError("no more room")
 
-    with pytest.raises(ContractBroken, match="ValueError: no more room") as caught:
+    with pytest.raises(MethodCheckFailed, match="ValueError: no more room") as caught:
         check_method(Fails)
     assert isinstance(caught.value.__cause__, ValueError)
 

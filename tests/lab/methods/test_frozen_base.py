@@ -13,7 +13,7 @@ from halrp import seeding
 from halrp.lab import backbones
 from halrp.lab.methods import Context, make, network
 from halrp.lab.methods.be import Scaled, original, scale
-from halrp.lab.methods.frozen_base import OnBase, neutral
+from halrp.lab.methods.frozen_base import FrozenBase, neutral
 from halrp.lab.methods.network import contents
 from halrp.lab.methods.tiny import TinyNet, tiny_context, tiny_tasks
 from halrp.lab.streams import Split, Task
@@ -21,8 +21,8 @@ from halrp.model.layers.registry import adapt
 from halrp.training.loop import Recipe
 
 
-def learned(name: str, tasks: int = 3, **settings: str) -> OnBase:
-    method = cast(OnBase, make(name, tiny_context(), **settings))
+def learned(name: str, tasks: int = 3, **settings: str) -> FrozenBase:
+    method = cast(FrozenBase, make(name, tiny_context(), **settings))
     for task in tiny_tasks()[:tasks]:
         method.learn(task)
     return method
@@ -152,7 +152,7 @@ def added(name: str, classes: int) -> tuple[int, int, int]:
         split = Split(x, torch.arange(12) % classes)
         return Task(f"pictures-{identity}", identity, classes, split, split, split)
 
-    method = cast(OnBase, make(name, Context(build, Recipe(epochs=1, batch=12), tasks=2)))
+    method = cast(FrozenBase, make(name, Context(build, Recipe(epochs=1, batch=12), tasks=2)))
     method.learn(task(0))
     assert method.base is not None
     counted, stored = method.counted(), method.stored().parameters

@@ -125,7 +125,7 @@ def test_bases_are_orthonormal_grow_and_capture_what_they_should(
     for position, task in enumerate(tiny_tasks()):
         before = dict(method.memory)
         method.learn(task)
-        ranks = method.facts()["ranks"]
+        ranks = method.details()["ranks"]
         for name, basis in method.memory.items():
             assert last[name] <= ranks[name] == basis.shape[1] <= len(basis)
             assert float((basis.T @ basis - torch.eye(basis.shape[1])).abs().max()) < 1e-5
@@ -235,9 +235,10 @@ def test_the_network_alone_is_stored_and_the_memory_is_told_beside_it() -> None:
     parameters = 6 * 27 + 6 + 12 + 8 * 54 + 8 + 16 + 16 * 32 + 16 + 17 * (3 + 2 + 4)
     assert method.stored() == (parameters, 4 * parameters)
     assert method.counted() == parameters, "no running statistics"
-    ranks, facts = method.facts()["ranks"], method.facts()
-    assert facts["memory_parameters"] == 27 * ranks["conv1"] + 54 * ranks["conv2"] + 32 * ranks["linear"]
-    assert facts["memory_bytes"] == 4 * facts["memory_parameters"]
+    details = method.details()
+    ranks = details["ranks"]
+    assert details["memory_parameters"] == 27 * ranks["conv1"] + 54 * ranks["conv2"] + 32 * ranks["linear"]
+    assert details["memory_bytes"] == 4 * details["memory_parameters"]
 
 
 @pytest.mark.parametrize(

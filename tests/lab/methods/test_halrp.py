@@ -83,8 +83,8 @@ def test_the_base_and_its_deltas_are_what_is_stored() -> None:
     assert all(0 < later - earlier <= 600 for earlier, later in pairwise(sizes))
 
 
-def test_facts_tell_the_ranks_of_the_newest_task() -> None:
+def test_details_hold_the_ranks_of_the_newest_task() -> None:
     method = make("lrp", tiny_context(), rank=2)
     for task in tasks()[:2]:
         method.learn(task)
-    assert method.facts()["ranks"] == {"conv1.weight": 2, "conv2.weight": 2, "linear.weight": 2}
+    assert method.details()["ranks"] == {"conv1.weight": 2, "conv2.weight": 2, "linear.weight": 2}

@@ -277,7 +277,7 @@ def test_sizes_are_factors_in_use_gates_norms_heads_and_a_bit_per_choice() -> No
         union = len(first | second)
         numbers += union * sides + len(first) + len(second)
         bits += 2 * -(-union // 8)
-        assert method.facts()["factors"][path] == [len(second), union, len(method.dictionary[path][0])]
+        assert method.details()["factors"][path] == [len(second), union, len(method.dictionary[path][0])]
     numbers += 2 * norms + 17 * (3 + 2)
     assert method.counted() == numbers
     found = method.stored()

@@ -50,7 +50,7 @@ def test_a_task_that_was_interrupted_ends_as_if_it_had_not_been(
         before = methods.make(name, tiny_context(2), **settings)
         before.learn(first)
         state = recalled(kept(before.state()))
-        state = State(dict(sorted(state.tensors.items(), reverse=ends is None)), state.facts)
+        state = State(dict(sorted(state.tensors.items(), reverse=ends is None)), state.values)
         method.restore(state)
         return method
 

@@ -71,7 +71,7 @@ def test_ranks_grow_by_r2_and_a_selector_has_the_rank_of_its_task() -> None:
     for t, own in enumerate(method.tasks):
         assert {path: len(s) for path, s in own.gates.items()} == dict.fromkeys(LAYERS, 5 + 2 * t)
     assert {path: (len(u), len(v)) for path, (u, v) in method.dictionary.items()} == dict.fromkeys(LAYERS, (9, 9))
-    assert method.facts() == {"rank": 9}
+    assert method.details() == {"rank": 9}
 
 
 def test_rows_and_logits_of_earlier_tasks_stay_to_the_bit() -> None:

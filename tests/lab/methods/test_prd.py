@@ -17,7 +17,7 @@ from halrp.errors import DataError, SettingError
 from halrp.lab.methods import network, prd
 from halrp.lab.methods.check import ITEMS, check_method
 from halrp.lab.methods.network import contents
-from halrp.lab.methods.prd import Parts, RelationDistillation, TaskLoss
+from halrp.lab.methods.prd import PrototypeNetwork, RelationDistillation, TaskLoss
 from halrp.lab.methods.prd_losses import View, attract, contrast, distil, grey, relations
 from halrp.lab.methods.tiny import TinyNet, tiny_context, tiny_tasks
 from halrp.lab.streams import Normal
@@ -124,7 +124,7 @@ def test_a_student_like_its_teacher_has_nothing_to_learn_from_it() -> None:
 def objective(tasks: int, **weights: Any) -> TaskLoss:
     net = TinyNet(3)
     net.head = nn.Identity()  # type: ignore[assignment]
-    parts = Parts(net, 16, 32)
+    parts = PrototypeNetwork(net, 16, 32)
     for i in range(tasks):
         parts.prototypes.append(nn.Parameter(noise(f"p{i}", 3, 16)))
     teacher = clone(net).requires_grad_(False).eval()
@@ -202,13 +202,13 @@ def test_encoder_and_prototypes_are_stored_and_the_projector_is_told() -> None:
     assert method.parts is not None
     encoder = (6 * 27 + 6 + 12) + (8 * 54 + 8 + 16) + (16 * 32 + 16)
     assert method.stored() == (encoder + 16 * (3 + 2 + 4), 4 * (encoder + 16 * 9))
-    assert method.facts() == {"projector": sum(p.numel() for p in method.parts.projector.parameters())}
+    assert method.details() == {"projector": sum(p.numel() for p in method.parts.projector.parameters())}
 
 
 @pytest.mark.parametrize(("features", "size"), [(500, 584_832), (1500, 1_096_832), (2048, 1_377_408), (256, 459_904)])
 def test_the_projector_has_the_size_of_the_papers(features: int, size: int) -> None:
     with torch.device("meta"):
-        parts = Parts(nn.Identity(), features, 512)
+        parts = PrototypeNetwork(nn.Identity(), features, 512)
     assert sum(p.numel() for p in parts.projector.parameters()) == size
 
 

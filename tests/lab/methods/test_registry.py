@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from halrp.errors import SettingError
 from halrp.lab.methods import Method, make
 from halrp.lab.methods.finetune import FineTune
-from halrp.lab.methods.frozen_base import OnBase
+from halrp.lab.methods.frozen_base import FrozenBase
 from halrp.lab.methods.halrp import HalrpMethod
 from halrp.lab.methods.network import contents
 from halrp.lab.methods.stl import Separate
@@ -28,7 +28,7 @@ def first_network(method: Method) -> nn.Module:
     if isinstance(method, FineTune):
         assert method.net is not None
         return method.net
-    assert isinstance(method, OnBase)
+    assert isinstance(method, FrozenBase)
     assert method.base is not None
     return method.base.module
 

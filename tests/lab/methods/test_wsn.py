@@ -148,7 +148,7 @@ def test_the_network_has_weights_and_a_head_and_nothing_else() -> None:
 def test_a_full_network_still_learns_heads() -> None:
     method = learned(1, share=1.0)
     before = {n: w.detach().clone() for n, w in method.weights().items()}
-    assert method.facts()["used"] == 1.0
+    assert method.details()["used"] == 1.0
     method.learn(tiny_tasks()[1])
     assert all(torch.equal(w, before[n]) for n, w in method.weights().items())
     task = tiny_tasks()[1]
@@ -161,10 +161,10 @@ def test_what_is_stored_are_used_weights_coded_masks_and_heads() -> None:
     heads = sum(17 * classes for classes in (3, 2, 4))
     coded = method.masks.bytes()
     assert method.stored() == (used + heads + -(-coded // 4), 4 * used + 4 * heads + coded)
-    facts = method.facts()
+    details = method.details()
     weights = sum(w.numel() for w in method.weights().values())
-    assert facts["used"] == pytest.approx(used / weights, abs=1e-6)
-    assert facts["mask_rate"] == pytest.approx(8 * coded / weights / 3, abs=1e-6)
+    assert details["used"] == pytest.approx(used / weights, abs=1e-6)
+    assert details["mask_rate"] == pytest.approx(8 * coded / weights / 3, abs=1e-6)
 
 
 def test_evaluation_needs_what_is_stored_and_nothing_else() -> None:

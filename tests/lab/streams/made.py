@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from halrp.lab.data import Found, Images
+from halrp.lab.data import Images, LoadedDataSet
 from halrp.lab.streams import Split, Task, cifar100, five, omniglot, pmnist, tinyimagenet
 
 READERS = (cifar100, five, omniglot, pmnist, tinyimagenet)
@@ -29,7 +29,7 @@ DRAWINGS = 4
 
 
 @functools.cache
-def found(name: str) -> Found:
+def found(name: str) -> LoadedDataSet:
     """Make the data set `name`: its images in random order, except Omniglot's, which are sorted."""
     if name == "omniglot":
         parts = {part: pictures(DRAWINGS, count, 40, 1, seed=count) for part, count in CHARACTERS.items()}
@@ -42,8 +42,8 @@ def found(name: str) -> Found:
     return whole(parts, names, dict.fromkeys(parts, names))
 
 
-def whole(parts: dict[str, Images], names: tuple[str, ...], by_part: dict[str, tuple[str, ...]]) -> Found:
-    return Found(parts, True, names, "made", by_part, Path("nowhere"), ())
+def whole(parts: dict[str, Images], names: tuple[str, ...], by_part: dict[str, tuple[str, ...]]) -> LoadedDataSet:
+    return LoadedDataSet(parts, True, names, "made", by_part, Path("nowhere"), ())
 
 
 def pictures(count: int, classes: int, side: int, channels: int, seed: int) -> Images:
@@ -61,8 +61,8 @@ def by_label(source: Images) -> Images:
 def read_made(monkeypatch: pytest.MonkeyPatch, partial: Collection[str] = ()) -> None:
     """Let streams read the made data sets; those named in `partial` are said to be subsets."""
 
-    def read(name: str, data: str | PathLike[str] | None = None) -> Found:
-        return found(name)._replace(whole=name not in partial)
+    def read(name: str, data: str | PathLike[str] | None = None) -> LoadedDataSet:
+        return found(name)._replace(complete=name not in partial)
 
     for module in READERS:
         monkeypatch.setattr(module, "read", read)

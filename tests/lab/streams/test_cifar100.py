@@ -5,17 +5,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from halrp.lab.data import facts
+from halrp.lab.reference import load_reference
 from halrp.lab.streams import Normal, cifar100, load
 from halrp.lab.streams.protocol import mixed
 from tests.lab.streams.made import found, normal, rows, sizes, splits
 
 MEAN, DEVIATION = (0.507, 0.487, 0.441), (0.267, 0.256, 0.276)
-SUPERCLASSES = {one["task"]: one for one in facts("task_orders")["cifar100_superclass"]}
+SUPERCLASSES = {one["task"]: one for one in load_reference("task_orders")["cifar100_superclass"]}
 
 
 def test_class_lists_are_partitions_of_the_fine_classes() -> None:
-    known = facts("task_orders")
+    known = load_reference("task_orders")
     for lists in (
         list(known["cifar100_split_classes"].values()),
         [one["fine_ids"] for one in known["cifar100_superclass"]],

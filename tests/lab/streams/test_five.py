@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from halrp.lab.data import Found, read
+from halrp.lab.data import LoadedDataSet, read
 from halrp.lab.streams import Normal, five, load
 from halrp.lab.streams.pixels import normalised, padded, resized
 from halrp.lab.streams.protocol import mixed
@@ -74,7 +74,7 @@ NEEDS = ("cifar10", "mnist", "svhn", "notmnist")
 def without_fashion(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let made images stand in for Fashion-MNIST, which is not beside the repository."""
 
-    def most(name: str, data: str | PathLike[str] | None = None) -> Found:
+    def most(name: str, data: str | PathLike[str] | None = None) -> LoadedDataSet:
         return found(name) if name == "fashion-mnist" else read(name, data)
 
     monkeypatch.setattr(five, "read", most)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from halrp.lab.data import DataDamaged, Found
+from halrp.lab.data import DataDamaged, LoadedDataSet
 from halrp.lab.streams import load, omniglot
 from halrp.lab.streams.pixels import normalised, resized
 from tests.lab.streams.made import DRAWINGS, found, rows, sizes
@@ -92,7 +92,7 @@ def test_the_split_is_the_same_for_every_seed_and_a_fraction_is_drawn_by_the_see
 
 
 def test_too_few_characters_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def only_background(name: str, data: object = None) -> Found:
+    def only_background(name: str, data: object = None) -> LoadedDataSet:
         whole = found(name)
         return whole._replace(parts=dict.fromkeys(whole.parts, whole.parts["evaluation"]))
 

@@ -5,7 +5,8 @@ import pytest
 
 from halrp import Recipe
 from halrp.errors import SettingError
-from halrp.lab.data import DataDamaged, Images, facts
+from halrp.lab.data import DataDamaged, Images
+from halrp.lab.reference import load_reference
 from halrp.lab.streams.protocol import (
     carve,
     drawn_orders,
@@ -18,7 +19,7 @@ from halrp.lab.streams.protocol import (
     split_seed,
 )
 
-TASKS: dict[str, int] = facts("task_orders")["n_tasks"]
+TASKS: dict[str, int] = load_reference("task_orders")["n_tasks"]
 
 
 @pytest.mark.parametrize(
@@ -56,9 +57,9 @@ def test_published_orders_are_five_different_permutations(benchmark: str) -> Non
 
 
 def test_orders_printed_under_seeds_keep_their_sequence() -> None:
-    printed = facts("task_orders")["orders"]["five_dataset"]
+    printed = load_reference("task_orders")["orders"]["five_dataset"]
     assert list(published_orders("five_dataset").values()) == [printed[str(seed)] for seed in range(5)]
-    assert published_orders("cifar100_split") == facts("task_orders")["orders"]["cifar100_split"]
+    assert published_orders("cifar100_split") == load_reference("task_orders")["orders"]["cifar100_split"]
 
 
 @pytest.mark.parametrize("benchmark", ["omniglot_rotation", "tinyimagenet_40"])

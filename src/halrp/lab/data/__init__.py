@@ -1,7 +1,7 @@
 """Data sets on disk: found, downloaded, decoded once, and read as arrays of bytes."""
 
-from halrp.lab.data.directories import cache_directory, data_directory, facts
-from halrp.lab.data.images import DataDamaged, DataMissing, Found, Images
+from halrp.lab.data.directories import cache_directory, data_directory
+from halrp.lab.data.images import DataDamaged, DataMissing, Images, LoadedDataSet
 from halrp.lab.data.inventory import Status, status
 from halrp.lab.data.reading import read
 from halrp.lab.data.sets import SETS, DataSet
@@ -11,12 +11,11 @@ __all__ = [
     "DataDamaged",
     "DataMissing",
     "DataSet",
-    "Found",
     "Images",
+    "LoadedDataSet",
     "Status",
     "cache_directory",
     "data_directory",
-    "facts",
     "read",
     "status",
 ]

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halrp.lab.data.archives import AGAIN, Member, members
+from halrp.lab.data.image_files import picture, strict
 from halrp.lab.data.images import DataDamaged, Decoded
-from halrp.lab.data.pictures import picture, strict
 
 Note = Callable[[int, int], None]
 Decoder = Callable[[str, Path, Sequence[Path], Note], Decoded]

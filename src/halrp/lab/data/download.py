@@ -23,7 +23,7 @@ from halrp.errors import HalrpError
 from halrp.lab.data.directories import data_directory
 from halrp.lab.data.images import DataDamaged
 from halrp.lab.data.sources import File, source
-from halrp.lab.data.transfer import Passing, Refused, Report, transfer
+from halrp.lab.data.transfer import PermanentError, Report, TransientError, transfer
 from halrp.store.atomic import flush_folder, make_folder
 from halrp.store.atomic import write as write_whole
 
@@ -45,7 +45,7 @@ class DiskFull(DownloadFailed):
 
 
 @dataclass(frozen=True)
-class Manner:
+class RetryPolicy:
     """How patient a download is."""
 
     timeout: float = 30.0
@@ -59,18 +59,21 @@ class Manner:
     sleep: Callable[[float], None] = time.sleep
 
 
-MANNER = Manner()
+DEFAULT_POLICY = RetryPolicy()
 _PROGRESS = 1 << 20
 
 
 def get(
-    name: str, data: str | PathLike[str] | None = None, progress: Progress | None = None, manner: Manner = MANNER
+    name: str,
+    data: str | PathLike[str] | None = None,
+    progress: Progress | None = None,
+    policy: RetryPolicy = DEFAULT_POLICY,
 ) -> list[Path]:
     """Download those official files of the data set `name` that the data directory lacks, and return all of them."""
     root = data_directory(data)
     lacking = missing(name, data)
     _check_room(root, sum(_needed(file, root) for file in lacking))
-    return [fetch(file, root, progress, manner) if file in lacking else root / file.path for file in source(name).files]
+    return [fetch(file, root, progress, policy) if file in lacking else root / file.path for file in source(name).files]
 
 
 def missing(name: str, data: str | PathLike[str] | None = None) -> list[File]:
@@ -84,7 +87,7 @@ def begun(name: str, data: str | PathLike[str] | None = None) -> int:
     return sum(_size(_part(data_directory(data) / file.path)) for file in source(name).files)
 
 
-def fetch(file: File, root: Path, progress: Progress | None = None, manner: Manner = MANNER) -> Path:
+def fetch(file: File, root: Path, progress: Progress | None = None, policy: RetryPolicy = DEFAULT_POLICY) -> Path:
     """Bring one file to its place under `root`, or raise an error and leave the next try possible."""
     path = root / file.path
     if is_verified(path, file):
@@ -98,10 +101,10 @@ def fetch(file: File, root: Path, progress: Progress | None = None, manner: Mann
         make_folder(path.parent)
     except OSError as error:
         raise DownloadFailed(f"{path.parent} cannot be made: {error.strerror or error}") from error
-    with _alone(path, report, manner):
+    with _alone(path, report, policy):
         if not is_verified(path, file):  # another process may have brought it meanwhile
             _check_room(root, _needed(file, root))
-            _from_any(file, path, report, manner)
+            _from_any(file, path, report, policy)
     report(path.stat().st_size, None)
     return path
 
@@ -117,7 +120,7 @@ def is_verified(path: Path, file: File) -> bool:
     return True
 
 
-def _from_any(file: File, path: Path, report: Report, manner: Manner) -> None:
+def _from_any(file: File, path: Path, report: Report, policy: RetryPolicy) -> None:
     """Download from the first address that gives the right content, and move the file into place."""
     part = _part(path)
     failures: list[DownloadFailed | DataDamaged] = []
@@ -125,7 +128,7 @@ def _from_any(file: File, path: Path, report: Report, manner: Manner) -> None:
     while urls:
         resumed = _size(part) > 0
         try:
-            _patiently(urls[0], file, part, report, manner)
+            _patiently(urls[0], file, part, report, policy)
             _check(part, file, urls[0])
             _place(part, path, file)
             return
@@ -146,20 +149,20 @@ def _from_any(file: File, path: Path, report: Report, manner: Manner) -> None:
     ) from failures[-1]
 
 
-def _patiently(url: str, file: File, part: Path, report: Report, manner: Manner) -> None:
+def _patiently(url: str, file: File, part: Path, report: Report, policy: RetryPolicy) -> None:
     """Download from one address, resuming after failures that may pass."""
     failed = 0
     while True:
         before = _size(part)
         try:
-            return transfer(url, file, part, report, manner.timeout, _write)
-        except Refused as error:
+            return transfer(url, file, part, report, policy.timeout, _write)
+        except PermanentError as error:
             raise DownloadFailed(f"{url}: {error}") from error
-        except Passing as error:
+        except TransientError as error:
             failed = 1 if _size(part) - before >= _PROGRESS else failed + 1
-            if failed >= manner.tries:
+            if failed >= policy.tries:
                 raise DownloadFailed(f"{url}: {error} ({failed} tries)") from error
-            manner.sleep(manner.pause * 2 ** (failed - 1))
+            policy.sleep(policy.pause * 2 ** (failed - 1))
 
 
 def _write(part: Path, handle: int, content: bytes, left: int | None) -> None:
@@ -261,7 +264,7 @@ def _discard(part: Path) -> None:
 
 
 @contextmanager
-def _alone(path: Path, report: Report, manner: Manner) -> Iterator[None]:
+def _alone(path: Path, report: Report, policy: RetryPolicy) -> Iterator[None]:
     """Hold a file's lock for a block, so that two processes never write to the same part file.
 
     Whoever waits reports how the part file grows. The system releases the lock of a process that dies.
@@ -279,9 +282,9 @@ def _alone(path: Path, report: Report, manner: Manner) -> Iterator[None]:
         if (now := _size(_part(path))) != size:
             size, since = now, time.monotonic()
             report(size, None)
-        if time.monotonic() - since > manner.wait:
+        if time.monotonic() - since > policy.wait:
             raise DownloadFailed(
-                f"another process is downloading {path} and has made no progress for {manner.wait:g} seconds; stop it, "
+                f"another process is downloading {path} and has made no progress for {policy.wait:g} seconds; stop it, "
                 "or wait for it"
             )
         time.sleep(0.05)

@@ -39,12 +39,12 @@ class Decoded(NamedTuple):
     """The classes' names by label, where the files tell them."""
 
 
-class Found(NamedTuple):
+class LoadedDataSet(NamedTuple):
     """A data set as it lies on disk."""
 
     parts: dict[str, Images]
     """By name, such as "train" and "test"."""
-    whole: bool
+    complete: bool
     """Whether every image of the published set is there; False for a subset."""
     classes: tuple[str, ...]
     """The classes' names, by label. Omniglot's parts share no class: the names of its parts follow each other here."""
@@ -52,7 +52,7 @@ class Found(NamedTuple):
     """Which of the known layouts the files have."""
     part_classes: dict[str, tuple[str, ...]]
     """The names of each part's classes, by label."""
-    place: Path
+    directory: Path
     """The directory in which the files were found."""
     files: tuple[Path, ...]
     """All files that were read."""

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halrp.lab.data.cache import kept_arrays
-from halrp.lab.data.directories import facts
-from halrp.lab.data.images import DataDamaged, Found, Progress
-from halrp.lab.data.pictures import tinyimagenet_files
-from halrp.lab.data.reading import Located, locate, read, whole
+from halrp.lab.data.image_files import tinyimagenet_files
+from halrp.lab.data.images import DataDamaged, LoadedDataSet, Progress
+from halrp.lab.data.reading import Located, is_complete, locate, read
 from halrp.lab.data.sets import SETS
 from halrp.lab.data.sources import sources
 from halrp.lab.names import nearest
+from halrp.lab.reference import load_reference
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Status:
     title: str
     present: bool
     layout: str | None = None
-    place: Path | None = None
+    directory: Path | None = None
     """The directory in which its files are."""
     bytes: int = 0
     """Of its files, on disk."""
-    whole: bool | None = None
+    complete: bool | None = None
     """True or False for a subset; None if it is not there, or was never decoded."""
     verified: str = "not asked"
     """"yes" if the files or the decoded images have a published checksum, "no" if they should have and have not, or are
@@ -49,24 +49,24 @@ def status(
     located = locate(chosen, data)
     if located is None:
         return Status(name, chosen.title, present=False)
-    layout, place, parts = located
+    layout, directory, parts = located
     files = dict.fromkeys(path for mine in parts.values() for path in mine)
     size = sum(path.stat().st_size for path in files)
     complete, verified, problem = None, "not asked", ""
     if verify:
         try:
             found = read(name, data, progress)
-            complete, verified = found.whole, _verified(name, located, found)
+            complete, verified = found.complete, _verified(name, located, found)
         except DataDamaged as error:
             verified, problem = "no", str(error)
     else:
-        kept = {part: kept_arrays(f"{name}-{part}", place, mine) for part, mine in parts.items()}
+        kept = {part: kept_arrays(f"{name}-{part}", directory, mine) for part, mine in parts.items()}
         counts = {part: len(one.labels) for part, one in kept.items() if one is not None}
-        complete = whole(chosen, counts) if len(counts) == len(kept) else None
-    return Status(name, chosen.title, True, layout.name, place, size, complete, verified, problem)
+        complete = is_complete(chosen, counts) if len(counts) == len(kept) else None
+    return Status(name, chosen.title, True, layout.name, directory, size, complete, verified, problem)
 
 
-def _verified(name: str, located: Located, found: Found) -> str:
+def _verified(name: str, located: Located, found: LoadedDataSet) -> str:
     """Compare with the checksums of official files, then with those of decoded images: yes, no or unknown."""
     official = {Path(file.path).name: file.checksum for file in sources()[name].files} if name in sources() else {}
     published = [official.get(path.name) for path in found.files]
@@ -74,7 +74,7 @@ def _verified(name: str, located: Located, found: Found) -> str:
         pairs = zip(found.files, published, strict=True)
         if all(known is not None and _of_file(path, known[0]) == known[1] for path, known in pairs):
             return "yes"
-    known = facts("checksums")["sets"].get(name)
+    known = load_reference("checksums")["sets"].get(name)
     if known is None or (known["layouts"] is not None and found.layout not in known["layouts"]):
         return "no" if all(published) else "unknown"
     parts = known["parts"]
@@ -89,12 +89,12 @@ def _of_file(path: Path, algorithm: str) -> str:
         return hashlib.file_digest(file, algorithm).hexdigest()
 
 
-def _sums(known: dict[str, Any], part: str, located: Located, found: Found) -> tuple[str, str | None]:
+def _sums(known: dict[str, Any], part: str, located: Located, found: LoadedDataSet) -> tuple[str, str | None]:
     """Return the checksums of a part's images and labels, in the form of the fact; None where it has none."""
     form, algorithm, labelled = known["form"], known["algorithm"], known["parts"][part]["labels"] is not None
     images, labels = found.parts[part]
     if form == "files":
-        pictures, _ = tinyimagenet_files(part, located.place, located.files[part])
+        pictures, _ = tinyimagenet_files(part, located.directory, located.files[part])
         total = hashlib.new(algorithm)
         for member in pictures:
             total.update(member.content)

@@ -19,7 +19,7 @@ class Layout:
     decode: Decoder
     shown: str
     """What a user is told to put there."""
-    place: str | None = None
+    directory: str | None = None
     """A directory of its own that is searched instead of the data directory."""
 
     def find(self, root: Path) -> dict[str, tuple[Path, ...]] | None:

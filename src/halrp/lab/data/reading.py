@@ -8,23 +8,24 @@ import numpy as np
 
 from halrp.lab.data.archives import AGAIN
 from halrp.lab.data.cache import decoded
-from halrp.lab.data.directories import data_directory, facts
-from halrp.lab.data.images import DataDamaged, DataMissing, Decoded, Found, Images, Progress
+from halrp.lab.data.directories import data_directory
+from halrp.lab.data.images import DataDamaged, DataMissing, Decoded, Images, LoadedDataSet, Progress
 from halrp.lab.data.layouts import Layout
 from halrp.lab.data.sets import SETS, DataSet
 from halrp.lab.names import nearest
+from halrp.lab.reference import load_reference
 
 
 class Located(NamedTuple):
     """Where the files of a data set are."""
 
     layout: Layout
-    place: Path
+    directory: Path
     files: dict[str, tuple[Path, ...]]
     """By part."""
 
 
-def read(name: str, data: str | PathLike[str] | None = None, progress: Progress | None = None) -> Found:
+def read(name: str, data: str | PathLike[str] | None = None, progress: Progress | None = None) -> LoadedDataSet:
     """Read the data set `name` from the data directory.
 
     The layouts of `SETS[name]` are tried in order. Pictures are decoded on the first read, of which `progress` is told,
@@ -35,46 +36,46 @@ def read(name: str, data: str | PathLike[str] | None = None, progress: Progress 
     located = locate(chosen, data)
     if located is None:
         raise _missing(chosen, data_directory(data))
-    layout, place, files = located
+    layout, directory, files = located
     made = {}
     for part, mine in files.items():
 
         def decode(part: str = part, mine: tuple[Path, ...] = mine) -> Decoded:
             text = f"{chosen.title}, {part}"
-            return layout.decode(part, place, mine, lambda at, of: progress(at, of, text) if progress else None)
+            return layout.decode(part, directory, mine, lambda at, of: progress(at, of, text) if progress else None)
 
-        made[part] = decoded(f"{name}-{part}", place, mine, decode)
-    classes = {part: one.classes or tuple(facts("classes")[name]) for part, one in made.items()}
+        made[part] = decoded(f"{name}-{part}", directory, mine, decode)
+    classes = {part: one.classes or tuple(load_reference("classes")[name]) for part, one in made.items()}
     for part, one in made.items():
-        check(chosen, part, one, len(classes[part]), place)
-    return Found(
+        check(chosen, part, one, len(classes[part]), directory)
+    return LoadedDataSet(
         parts={part: Images(one.images, one.labels) for part, one in made.items()},
-        whole=whole(chosen, {part: len(one.labels) for part, one in made.items()}),
+        complete=is_complete(chosen, {part: len(one.labels) for part, one in made.items()}),
         classes=sum(dict.fromkeys(classes.values()), ()),
         layout=layout.name,
         part_classes=classes,
-        place=place,
+        directory=directory,
         files=tuple(dict.fromkeys(path for mine in files.values() for path in mine)),
     )
 
 
 def locate(chosen: DataSet, data: str | PathLike[str] | None = None) -> Located | None:
-    """Find the first layout of a data set that is in the data directory, or in the layout's own place."""
+    """Find the first layout of a data set that is in the data directory, or in the layout's own directory."""
     for layout in chosen.layouts:
-        place = Path(layout.place) if layout.place else data_directory(data)
-        if (files := layout.find(place)) is not None:
-            return Located(layout, place, files)
+        directory = Path(layout.directory) if layout.directory else data_directory(data)
+        if (files := layout.find(directory)) is not None:
+            return Located(layout, directory, files)
     return None
 
 
-def whole(chosen: DataSet, counts: dict[str, int]) -> bool:
+def is_complete(chosen: DataSet, counts: dict[str, int]) -> bool:
     """Whether these are the numbers of images of the published set."""
     return counts == dict(chosen.counts)
 
 
-def check(chosen: DataSet, part: str, one: Decoded, classes: int, place: Path) -> None:
+def check(chosen: DataSet, part: str, one: Decoded, classes: int, directory: Path) -> None:
     """Check shapes and counts: every class is there, none more often than it should, and no part is too large."""
-    name = f"{chosen.title}, {part}, in {place}"
+    name = f"{chosen.title}, {part}, in {directory}"
     if one.images.shape[1:] != chosen.shape:
         raise DataDamaged(f"{name} has images of shape {one.images.shape[1:]}, not {chosen.shape}. {AGAIN}")
     if len(one.labels) > chosen.counts[part]:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from halrp.lab.data.decoders import Decoder, idx, matlab, records, strips
+from halrp.lab.data.image_files import notmnist, omniglot, tinyimagenet
 from halrp.lab.data.layouts import Layout
-from halrp.lab.data.pictures import notmnist, omniglot, tinyimagenet
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,15 @@ def _strips(folder: str, classes: int) -> Layout:
     )
 
 
-def _idx(name: str, folder: str, place: str | None = None) -> Layout:
+def _idx(name: str, folder: str, directory: str | None = None) -> Layout:
     ending = "ubyte{,.gz,.xz}"
     parts = {
         part: (f"{folder}/{stem}-images{{-,.}}idx3-{ending}", f"{folder}/{stem}-labels{{-,.}}idx1-{ending}")
         for part, stem in (("train", "train"), ("test", "t10k"))
     }
-    shown = (
-        f"{place or ''}{'/' * bool(place)}{folder}/{{train,t10k}}-{{images-idx3,labels-idx1}}-ubyte, plain, .gz or .xz"
-    )
-    return Layout(name, parts, idx, shown, place)
+    root = f"{directory}/" if directory else ""
+    shown = f"{root}{folder}/{{train,t10k}}-{{images-idx3,labels-idx1}}-ubyte, plain, .gz or .xz"
+    return Layout(name, parts, idx, shown, directory)
 
 
 def _shared(name: str, pattern: str, parts: tuple[str, ...], decode: Decoder, shown: str) -> Layout:

@@ -7,8 +7,8 @@ publishes is None there, and a download that cannot be verified for want of it s
 from dataclasses import dataclass
 from functools import cache
 
-from halrp.lab.data.directories import facts
 from halrp.lab.names import nearest
+from halrp.lab.reference import load_reference
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def sources() -> dict[str, Source]:
                 for file in entry["files"]
             ),
         )
-        for name, entry in facts("downloads")["sets"].items()
+        for name, entry in load_reference("downloads")["sets"].items()
     }
 
 

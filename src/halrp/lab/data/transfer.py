@@ -31,11 +31,11 @@ _CHUNK = 1 << 18
 _SCHEMES = ("http", "https")
 
 
-class Passing(Exception):  # noqa: N818
+class TransientError(Exception):
     """A transfer failed for a reason that may pass; what has come is kept."""
 
 
-class Refused(Exception):  # noqa: N818
+class PermanentError(Exception):
     """A transfer failed for a reason that stays."""
 
 
@@ -47,7 +47,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     ) -> urllib.request.Request | None:
         try:
             _check_scheme(newurl)
-        except Refused:
+        except PermanentError:
             fp.close()
             raise
         return super().redirect_request(req, fp, code, msg, headers, newurl)
@@ -63,7 +63,7 @@ def transfer(
 ) -> None:
     """Bring a part file up to the end of what `url` gives, and say after each piece how much there is.
 
-    Raises `Passing` or `Refused`, and whatever `write` raises.
+    Raises `TransientError` or `PermanentError`, and whatever `write` raises.
     """
     _check_scheme(url)
     have = part.stat().st_size if part.exists() else 0
@@ -108,13 +108,13 @@ def _open(url: str, headers: dict[str, str], timeout: float) -> http.client.HTTP
         error.close()
         if error.code == 416 and "Range" in headers:  # there is no such range: the part is of another file
             return _open(url, _whole(headers), timeout)
-        kind = Passing if error.code in (408, 429) or error.code >= 500 else Refused
+        kind = TransientError if error.code in (408, 429) or error.code >= 500 else PermanentError
         raise kind(f"the server answered {error.code} {error.reason}".rstrip()) from error
     except urllib.error.URLError as error:
-        kind = Refused if isinstance(error.reason, ssl.SSLCertVerificationError) else Passing
+        kind = PermanentError if isinstance(error.reason, ssl.SSLCertVerificationError) else TransientError
         raise kind(_reason(error.reason, timeout)) from error
     except (OSError, http.client.HTTPException) as error:
-        raise Passing(_reason(error, timeout)) from error
+        raise TransientError(_reason(error, timeout)) from error
     return answer
 
 
@@ -130,7 +130,9 @@ def _total(answer: http.client.HTTPResponse, file: File) -> int | None:
     text = answer.headers.get("Content-Range", "").rpartition("/")[2] if partial else answer.headers["Content-Length"]
     length = int(text) if text is not None and text.isdecimal() else None
     if file.bytes is not None and length is not None and length != file.bytes:
-        raise Refused(f"the server has a file of {length:,} bytes there, where the published one has {file.bytes:,}")
+        raise PermanentError(
+            f"the server has a file of {length:,} bytes there, where the published one has {file.bytes:,}"
+        )
     return length if file.bytes is None else file.bytes
 
 
@@ -146,7 +148,7 @@ def _receive(
 ) -> None:
     """Append what comes to the part file, which is emptied first if all of the file comes."""
     if answer.status not in (200, 206):
-        raise Refused(f"the server answered {answer.status} {answer.reason}")
+        raise PermanentError(f"the server answered {answer.status} {answer.reason}")
     total = _total(answer, file)
     done = have if answer.status == 206 else 0
     with _opened(part, done) as handle:
@@ -155,12 +157,12 @@ def _receive(
         report(done, total)
         while content := _piece(answer, timeout):
             if total is not None and done + len(content) > total:
-                raise Refused(f"the server sent more than the {total:,} bytes of the file")
+                raise PermanentError(f"the server sent more than the {total:,} bytes of the file")
             write(part, handle, content, None if total is None else total - done)
             done += len(content)
             report(done, total)
     if total is not None and done < total:
-        raise Passing(f"the connection ended after {done:,} of {total:,} bytes")
+        raise TransientError(f"the connection ended after {done:,} of {total:,} bytes")
 
 
 def _piece(answer: http.client.HTTPResponse, timeout: float) -> bytes:
@@ -168,7 +170,7 @@ def _piece(answer: http.client.HTTPResponse, timeout: float) -> bytes:
     try:
         return answer.read1(_CHUNK)
     except (OSError, http.client.HTTPException) as error:
-        raise Passing(_reason(error, timeout)) from error
+        raise TransientError(_reason(error, timeout)) from error
 
 
 @contextmanager
@@ -179,7 +181,7 @@ def _opened(part: Path, size: int) -> Iterator[int]:
         os.ftruncate(handle, size)
         os.lseek(handle, size, os.SEEK_SET)
     except OSError as error:
-        raise Refused(f"{part} cannot be written: {error.strerror or error}") from error
+        raise PermanentError(f"{part} cannot be written: {error.strerror or error}") from error
     try:
         yield handle
     finally:
@@ -203,7 +205,7 @@ def _note(part: Path, url: str, headers: Message) -> None:
 
 def _check_scheme(url: str) -> None:
     if urllib.parse.urlsplit(url).scheme not in _SCHEMES:
-        raise Refused(f"{url} is not an http or https address")
+        raise PermanentError(f"{url} is not an http or https address")
 
 
 def _reason(error: object, timeout: float) -> str:

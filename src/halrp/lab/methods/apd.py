@@ -90,7 +90,7 @@ def unpack(values: Tensor, where: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 @dataclass(eq=False)
-class Part:
+class TaskParts:
     """What belongs to one task: v and τ by layer, and full tensors (biases, norms and their statistics, head)."""
 
     classes: int
@@ -116,7 +116,7 @@ class Decomposed(Method):
             raise SettingError(f"{self.called}(start={start!r}) is unknown; choose 'sigma' or 'zeros'")
         self.net: nn.Module | None = None
         """The first task's network, with σ in the places of its weights."""
-        self.tasks: list[Part] = []
+        self.tasks: list[TaskParts] = []
         self.local: dict[str, list[Tensor]] = {}
         self.groups: dict[str, list[int]] = {}
         """By layer: the τ̃ of every group, and the group of every consolidated task."""
@@ -133,12 +133,12 @@ class Decomposed(Method):
         found = {n: get_tensor(self.net, n) for n in layers(self.plan)}
         return {n: t for n, t in found.items() if isinstance(t, nn.Parameter)}
 
-    def begin(self, task: Task, sparse: bool = True) -> tuple[nn.Module, Part]:
+    def begin(self, task: Task, sparse: bool = True) -> tuple[nn.Module, TaskParts]:
         """A network with new biases, norms and head over σ, and new v and τ for it."""
         net, plan = network.fresh(self.context, task)
         if not self.tasks:
             self.net, self.plan = net, plan
-        part = Part(task.classes, {}, {})
+        part = TaskParts(task.classes, {}, {})
         for n, sigma in self.sigma.items():
             set_tensor(net, n, sigma)
             noise = torch.randn(len(sigma), generator=seeding.generator(*self.names(task), "mask", n))
@@ -153,7 +153,13 @@ class Decomposed(Method):
         return (network.later_names if self.tasks else network.first_names)(self.context, task)
 
     def train(
-        self, task: Task, net: nn.Module, part: Part, sigma_l2: float | None, old: Sequence[Group] = (), **hooks: Any
+        self,
+        task: Task,
+        net: nn.Module,
+        part: TaskParts,
+        sigma_l2: float | None,
+        old: Sequence[Group] = (),
+        **hooks: Any,
     ) -> None:
         """Train what a task owns, σ too unless its penalty is None, and `old` parameters; keep the task."""
         sigma = {n: s if sigma_l2 is not None else s.detach() for n, s in self.sigma.items()}
@@ -234,14 +240,14 @@ class Decomposed(Method):
             total += sum(t.numel() for n, t in part.own.items() if n not in buffers)
         return total + sum(self._nonzeros(t) for local in self.local.values() for t in local)
 
-    def kept(self, part: Part) -> dict[str, int]:
+    def kept(self, part: TaskParts) -> dict[str, int]:
         """How many elements of a task's τ are above the threshold, by layer."""
         return {n: self._nonzeros(t) for n, t in part.tau.items()}
 
     def _nonzeros(self, tensor: Tensor) -> int:
         return int((tensor.detach().abs() > self.threshold).sum())
 
-    def facts(self) -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         """How many elements the newest τ keeps in each layer, and the groups of tasks."""
         return {"sparse": self.kept(self.tasks[-1]), "groups": self.groups}
 
@@ -253,26 +259,26 @@ class Decomposed(Method):
                 tensors |= network.prefixed(f"task/{i}/{kind}", held)
         for n, local in self.local.items():
             tensors |= network.prefixed(f"local/{n}", {str(g): t for g, t in enumerate(local)})
-        facts = {"classes": [part.classes for part in self.tasks], "groups": self.groups}
-        return State({n: t.detach() for n, t in tensors.items()}, facts)
+        values = {"classes": [part.classes for part in self.tasks], "groups": self.groups}
+        return State({n: t.detach() for n, t in tensors.items()}, values)
 
     def restore(self, state: State) -> None:
         """Go on from a state."""
-        classes, tensors = state.facts["classes"], state.tensors
+        classes, tensors = state.values["classes"], state.tensors
         self.net, self.plan = network.empty(self.context, classes[0])
         network.fill(self.net, network.under("sigma", tensors) | network.under("task/0/own", tensors))
         held, sigma = network.contents(self.net), self.sigma
 
-        def part(i: int, width: int) -> Part:
+        def part(i: int, width: int) -> TaskParts:
             v, tau = (network.under(f"task/{i}/{what}", tensors) for what in ("v", "tau"))
             masks = {n: nn.Parameter(v[n].to(s, copy=True)) for n, s in sigma.items() if n in v}
             parts = {n: nn.Parameter(placed(tau[n], s)) for n, s in sigma.items() if n in tau}
             own = {n: t.to(held[n].device) for n, t in network.under(f"task/{i}/own", tensors).items()}
             own = {n: placed(t, held[n]) if t.shape == held[n].shape else t for n, t in own.items()}
-            return Part(width, masks, parts, own)
+            return TaskParts(width, masks, parts, own)
 
         self.tasks = [part(i, width) for i, width in enumerate(classes)]
-        self.groups = {n: list(groups) for n, groups in state.facts["groups"].items()}
+        self.groups = {n: list(groups) for n, groups in state.values["groups"].items()}
         self.local = {n: numbered(f"local/{n}", tensors, sigma[n]) for n in self.groups}
 
 
@@ -384,7 +390,7 @@ class Additive(Decomposed):
         plain, centroids = super().state(), dict[str, Tensor]()
         for n, held in self.centroids.items():
             centroids |= network.prefixed(f"centroid/{n}", {str(k): t for k, t in enumerate(held)})
-        return State(plain.tensors | centroids, plain.facts)
+        return State(plain.tensors | centroids, plain.values)
 
     def restore(self, state: State) -> None:
         """Go on from a state."""

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 
 from halrp.errors import SettingError
 from halrp.lab.methods import network
-from halrp.lab.methods.frozen_base import OnBase, Own, neutral
+from halrp.lab.methods.frozen_base import FrozenBase, TaskDelta, neutral
 from halrp.lab.methods.protocol import Context
 from halrp.lab.streams import Task
 from halrp.model.base import Base
@@ -36,7 +36,7 @@ class Scaled(nn.Module):
         return weight * self.r.view(-1, 1, *kernel) * self.s.view(1, -1, *kernel)
 
 
-class BatchEnsemble(OnBase):
+class BatchEnsemble(FrozenBase):
     """A slow weight, and two vectors per layer for each task."""
 
     def __init__(self, context: Context, l2: float = 1e-4, start: str = "ones") -> None:
@@ -46,7 +46,7 @@ class BatchEnsemble(OnBase):
             raise SettingError(f"be(start={start!r}) is unknown; choose 'ones' or 'first'")
         self.start = start
 
-    def first(self, task: Task) -> Own:
+    def first(self, task: Task) -> TaskDelta:
         """Train the slow weights with the first task's vectors and everything else."""
         net, plan = network.fresh(self.context, task)
         scales = {n: scale(net, n) for n in _scaled(plan)}
@@ -63,9 +63,9 @@ class BatchEnsemble(OnBase):
             path, _, leaf = n.rpartition(".")
             parametrize.remove_parametrizations(net.get_submodule(path), leaf, leave_parametrized=False)
         self.base = Base(net, plan, self.context.recipe.channels_last)
-        return Own(task.classes, vectors, {})
+        return TaskDelta(task.classes, vectors, {})
 
-    def later(self, base: Base, task: Task) -> Own:
+    def later(self, base: Base, task: Task) -> TaskDelta:
         """Train r and s, biases, norm layers and a head over the slow weights."""
         fresh = base.trainable(task.classes, *self.names(task))
         owned: dict[str, Tensor] = {n: nn.Parameter(t) for n, t in base.owned_tensors(fresh).items()}
@@ -81,7 +81,7 @@ class BatchEnsemble(OnBase):
             Group([t for t in owned.values() if isinstance(t, nn.Parameter)]),
         ]
         network.fit(self.context, task, net, groups, self.names(task), "fine-tune")
-        return Own(
+        return TaskDelta(
             task.classes,
             {n: (r.detach(), s.detach()) for n, (r, s) in scales.items()},
             {n: t.detach() for n, t in owned.items()} | base.changed_buffers(net),

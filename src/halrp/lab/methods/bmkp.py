@@ -44,7 +44,7 @@ STEP, FALL = 45, 0.1
 
 
 @dataclass(frozen=True, eq=False)
-class Own:
+class TaskMemory:
     """What one task owns: coefficients A (k, D) by layer; biases, norm layers with their buffers and the head."""
 
     classes: int
@@ -95,7 +95,7 @@ class BilevelMemory(Method):
         self.l2 = l2 if mode == "paper" else 0.0
         self.working: nn.Module | None = None
         self.bases: dict[str, Tensor] = {}
-        self.tasks: list[Own] = []
+        self.tasks: list[TaskMemory] = []
 
     def learn(self, task: Task) -> None:
         """Learn, project and recall."""
@@ -146,7 +146,7 @@ class BilevelMemory(Method):
             energy = self.energy_first if first else self.energy
             self.bases[name] = subspaces.extended(basis, columns, energy, first)
 
-    def recall(self, task: Task, names: tuple[object, ...]) -> Own:
+    def recall(self, task: Task, names: tuple[object, ...]) -> TaskMemory:
         """Train a task's coefficients, biases, norm layers and head over the bases."""
         assert self.working is not None
         net = clone(self.working)
@@ -157,7 +157,7 @@ class BilevelMemory(Method):
         epochs = self.context.recipe.epochs
         self.fit(task, net, groups, names, "recall", epochs - epochs // 2)
         coefficients = {name: a.detach().clone() for name, a in held.items()}
-        return Own(task.classes, coefficients, {n: t.clone() for n, t in rest.items()})
+        return TaskMemory(task.classes, coefficients, {n: t.clone() for n, t in rest.items()})
 
     def fit(
         self,
@@ -205,7 +205,7 @@ class BilevelMemory(Method):
         buffers = {n for n, _ in self.working.named_buffers()}
         return sum(t.numel() for n, t in self._kept().items() if n.split("/", 3)[-1] not in buffers)
 
-    def facts(self) -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         """The ranks of the bases."""
         return {"ranks": {name: basis.shape[1] for name, basis in self.bases.items()}}
 
@@ -224,14 +224,14 @@ class BilevelMemory(Method):
 
     def restore(self, state: State) -> None:
         """Build the working memory again, and what each task owns."""
-        classes = state.facts["classes"]
+        classes = state.values["classes"]
         self.working, self.plan = network.empty(self.context, classes[-1])
         network.fill(self.working, network.under("working", state.tensors))
         device = next(self.working.parameters()).device
         tensors = {n: t.to(device) for n, t in state.tensors.items() if not n.startswith("working/")}
         self.bases = {name: network.under("basis", tensors)[name] for name in self.layers()}
         self.tasks = [
-            Own(
+            TaskMemory(
                 width,
                 network.under(f"task/{i}/coefficients", tensors),
                 network.under(f"task/{i}/own", tensors),

@@ -9,16 +9,16 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from halrp.lab.methods import network
-from halrp.lab.methods.frozen_base import OnBase, Own
+from halrp.lab.methods.frozen_base import FrozenBase, TaskDelta
 from halrp.lab.streams import Task
 from halrp.model.base import Base
 from halrp.training.loop import Group
 
 
-class TunedNorms(OnBase):
+class TunedNorms(FrozenBase):
     """Norm layers and a head for each task."""
 
-    def later(self, base: Base, task: Task) -> Own:
+    def later(self, base: Base, task: Task) -> TaskDelta:
         """Train norm layers and a head."""
         start = base.trainable(task.classes, *self.names(task))
         mine = {n: t for n, t in base.owned_tensors(start).items() if base.plan.role(n) in ("norm", "head")}
@@ -26,4 +26,4 @@ class TunedNorms(OnBase):
         net = base.tuning_view({}, owned, task.classes)
         trained = [t for t in owned.values() if isinstance(t, nn.Parameter)]
         network.fit(self.context, task, net, [Group(trained)], self.names(task), "fine-tune")
-        return Own(task.classes, {}, {n: t.detach() for n, t in owned.items()} | base.changed_buffers(net))
+        return TaskDelta(task.classes, {}, {n: t.detach() for n, t in owned.items()} | base.changed_buffers(net))

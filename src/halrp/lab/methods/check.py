@@ -28,13 +28,13 @@ from halrp.lab.methods.tiny import tiny_context, tiny_tasks
 from halrp.lab.streams import Task
 from halrp.store import atomic
 
-__all__ = ["ITEMS", "ContractBroken", "Report", "check_method"]
+__all__ = ["ITEMS", "MethodCheckFailed", "Report", "check_method"]
 
 Make = Callable[[Context], Method]
 Found = TypeVar("Found")
 
 
-class ContractBroken(HalrpError, AssertionError):  # noqa: N818  (reads as what it says)
+class MethodCheckFailed(HalrpError, AssertionError):  # noqa: N818  (reads as what it says)
     """A method does not keep the contract; `items` are the names of what it breaks."""
 
     def __init__(self, method: str, complaints: Mapping[str, Sequence[str]]) -> None:
@@ -61,7 +61,7 @@ def check_method(
     context: Context | None = None,
     device: str | torch.device | None = None,
 ) -> Report:
-    """Show that a method keeps the contract, or raise `ContractBroken` with all that it breaks.
+    """Show that a method keeps the contract, or raise `MethodCheckFailed` with all that it breaks.
 
     `make` makes the method of a context, or names one of the registry, with `settings`. Tasks of your own need the
     `context` of a network that fits them. `device` is where the tiny network lies, by default the CPU.
@@ -78,11 +78,11 @@ def check_method(
         try:
             bench.observe()
         except Exception as error:
-            raise ContractBroken(name, {"learns and predicts": [_told(error)]}) from error
+            raise MethodCheckFailed(name, {"learns and predicts": [_told(error)]}) from error
         complaints = {item.__name__.strip("_").replace("_", " "): _all(item(bench)) for item in ITEMS}
     broken = {item: found for item, found in complaints.items() if found}
     if broken:
-        raise ContractBroken(name, broken)
+        raise MethodCheckFailed(name, broken)
     return Report(name, str(place), tuple(complaints))
 
 
@@ -95,7 +95,7 @@ class _Step:
     kept: tuple[bytes, str]
     size: Size
     counted: int
-    facts: dict[str, Any]
+    details: dict[str, Any]
 
 
 @dataclass
@@ -132,7 +132,7 @@ class _Bench:
         if not _same_state(recalled(first), recalled(kept(state))):
             self._note("predicting", [f"predict changed the state after task {position}"])
         size, counted = self._watched("stored()", method.stored), method.counted()
-        return _Step(logits, kept(state), size, counted, method.facts())
+        return _Step(logits, kept(state), size, counted, method.details())
 
     def _predict(self, method: Method, task: int) -> Tensor:
         x = self.tasks[task].test.x
@@ -237,14 +237,14 @@ def _sizes(bench: _Bench) -> Iterator[str]:
         last = size
 
 
-def _facts(bench: _Bench) -> Iterator[str]:
+def _details(bench: _Bench) -> Iterator[str]:
     """Facts are a dictionary that JSON can hold."""
     for position, step in bench.steps.items():
         try:
-            if json.loads(json.dumps(step.facts, allow_nan=False)) is None or not isinstance(step.facts, dict):
-                yield f"facts() is {step.facts!r} after task {position}, not a dictionary"
+            if json.loads(json.dumps(step.details, allow_nan=False)) is None or not isinstance(step.details, dict):
+                yield f"details() is {step.details!r} after task {position}, not a dictionary"
         except (TypeError, ValueError) as error:
-            yield f"facts() cannot be JSON after task {position}: {error}"
+            yield f"details() cannot be JSON after task {position}: {error}"
 
 
 def _deterministic(bench: _Bench) -> Iterator[str]:
@@ -316,7 +316,7 @@ ITEMS: tuple[Callable[[_Bench], Iterator[str]], ...] = (
     _inputs,
     _surroundings_kept,
     _sizes,
-    _facts,
+    _details,
     _frozen,
     _deterministic,
     _restores,
@@ -327,9 +327,9 @@ ITEMS: tuple[Callable[[_Bench], Iterator[str]], ...] = (
 
 
 def kept(state: State) -> tuple[bytes, str]:
-    """A state as files hold it: tensors as safetensors, facts as JSON."""
+    """A state as files hold it: tensors as safetensors, values as JSON."""
     tensors = {name: atomic.copy_of(tensor) for name, tensor in state.tensors.items()}
-    return safetensors.torch.save(tensors), json.dumps(state.facts)
+    return safetensors.torch.save(tensors), json.dumps(state.values)
 
 
 def recalled(content: tuple[bytes, str]) -> State:
@@ -361,7 +361,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 def _same_state(a: State, b: State) -> bool:
     tensors = a.tensors.keys() == b.tensors.keys() and all(_same(t, b.tensors[n]) for n, t in a.tensors.items())
-    return tensors and a.facts == b.facts
+    return tensors and a.values == b.values
 
 
 def _differences(expected: list[Tensor], found: list[Tensor], when: str) -> Iterator[str]:

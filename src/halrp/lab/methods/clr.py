@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from halrp.errors import SettingError
 from halrp.lab.methods import network
-from halrp.lab.methods.frozen_base import OnBase, Own
+from halrp.lab.methods.frozen_base import FrozenBase, TaskDelta
 from halrp.lab.methods.norms import with_batch_statistics
 from halrp.lab.methods.protocol import Context, Size, State
 from halrp.lab.streams import Task
@@ -75,7 +75,7 @@ def insert(net: nn.Module, filters: Mapping[str, Tensor]) -> nn.Module:
     return net
 
 
-class Reprogramming(OnBase):
+class Reprogramming(FrozenBase):
     """A frozen network; filters, a head and norm layers for each task, or norm layers for all."""
 
     def __init__(self, context: Context, bn: Literal["shared", "per_task"] = "per_task", l2: float = 1e-4) -> None:
@@ -97,7 +97,7 @@ class Reprogramming(OnBase):
                 self.norms = {n: t.clone() for n, t in self.base.tensors.items() if self.base.plan.role(n) == "norm"}
         self.tasks.append(self.later(self.base, task))
 
-    def later(self, base: Base, task: Task) -> Own:
+    def later(self, base: Base, task: Task) -> TaskDelta:
         """Train filters, norm layers and a head."""
         start = base.owned_tensors(base.trainable(task.classes, *self.names(task)))
         norms = {n: t for n, t in start.items() if base.plan.role(n) == "norm"} | self.norms
@@ -110,7 +110,7 @@ class Reprogramming(OnBase):
         learned = {n: t.detach() for n, t in owned.items()}
         if self.bn == "shared":
             self.norms = {n: learned.pop(n) for n in self.norms}
-        return Own(task.classes, {}, learned | {f"{FILTER}{n}": k.detach() for n, k in filters.items()})
+        return TaskDelta(task.classes, {}, learned | {f"{FILTER}{n}": k.detach() for n, k in filters.items()})
 
     def module(self, task: int) -> nn.Module:
         """The base with a task's filters, norm layers and head."""
@@ -134,7 +134,7 @@ class Reprogramming(OnBase):
     def state(self) -> State:
         """The base, the shared norm layers, and what each task owns."""
         plain = super().state()
-        return State(plain.tensors | network.prefixed("norm", self.norms), plain.facts)
+        return State(plain.tensors | network.prefixed("norm", self.norms), plain.values)
 
     def restore(self, state: State) -> None:
         """Build everything again."""

@@ -24,7 +24,7 @@ from halrp.model.plan import BATCH_NORMS
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-class Parts(NamedTuple):
+class LayerFactors(NamedTuple):
     """A layer in factors: u (factors, inputs), v (factors, outputs), gate (factors,), bias (outputs,) or None."""
 
     u: Tensor
@@ -33,7 +33,7 @@ class Parts(NamedTuple):
     bias: Tensor | None = None
 
 
-def merged(parts: Parts) -> Tensor:
+def merged(parts: LayerFactors) -> Tensor:
     """The weight Σ_k gate_k v_k u_kᵀ, (outputs, inputs)."""
     return (parts.v * parts.gate.unsqueeze(1)).t() @ parts.u
 
@@ -54,7 +54,7 @@ class Factored(nn.Module):
         layer.register_parameter("bias", None)
 
     @abstractmethod
-    def parts(self) -> Parts:
+    def parts(self) -> LayerFactors:
         """The layer's factors as they are now."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ def followed_by_norm(net: nn.Module) -> set[str]:
 
 
 @dataclass(frozen=True, eq=False)
-class Own:
+class TaskFactors:
     """What one task owns."""
 
     classes: int
@@ -110,11 +110,11 @@ class SharedFactors(Method):
         super().__init__(context)
         self.dictionary: dict[str, tuple[Tensor, Tensor]] = {}
         """By layer: U (factors, inputs) and V (factors, outputs)."""
-        self.tasks: list[Own] = []
+        self.tasks: list[TaskFactors] = []
         self._plain: dict[int, nn.Module] = {}
 
     @abstractmethod
-    def parts(self, path: str, task: int) -> Parts:
+    def parts(self, path: str, task: int) -> LayerFactors:
         """The factors of a layer that a learned task uses."""
 
     def plain(self, classes: int) -> nn.Module:
@@ -171,7 +171,7 @@ class SharedFactors(Method):
 
     def restore(self, state: State) -> None:
         """Take the dictionary and the tasks of a state, on the device of the run."""
-        classes = state.facts["classes"]
+        classes = state.values["classes"]
         device = next(self.plain(classes[0]).parameters()).device
         tensors = {n: t.to(device) for n, t in state.tensors.items()}
         u, v = network.under("u", tensors), network.under("v", tensors)
@@ -179,4 +179,4 @@ class SharedFactors(Method):
         self.tasks = []
         for i, width in enumerate(classes):
             gates, own, chosen = (network.under(f"task/{i}/{kind}", tensors) for kind in ("gate", "own", "chosen"))
-            self.tasks.append(Own(width, gates, own, chosen))
+            self.tasks.append(TaskFactors(width, gates, own, chosen))

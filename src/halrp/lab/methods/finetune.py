@@ -87,7 +87,7 @@ class FineTune(Method):
     def restore(self, state: State) -> None:
         """Build the network again, with its last head in place."""
         self.heads = []
-        for i, classes in enumerate(state.facts["classes"]):
+        for i, classes in enumerate(state.values["classes"]):
             if i == 0:
                 self.net, self.plan = network.empty(self.context, classes)
                 network.fill(self.net, {n: t for n, t in state.tensors.items() if not n.startswith("head/")})

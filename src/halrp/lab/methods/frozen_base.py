@@ -22,7 +22,7 @@ from halrp.model.views import task_view
 
 
 @dataclass(frozen=True, eq=False)
-class Own:
+class TaskDelta:
     """What one task owns: scales r and s of some weights, and full tensors (parameters, buffers, head)."""
 
     classes: int
@@ -35,7 +35,7 @@ class Own:
         return scales | dict(self.tensors)
 
 
-class OnBase(Method):
+class FrozenBase(Method):
     """A frozen base, and what each task owns; the base's own task owns no tensors."""
 
     frozen = True
@@ -46,22 +46,22 @@ class OnBase(Method):
         super().__init__(context)
         self.l2 = l2
         self.base: Base | None = None
-        self.tasks: list[Own] = []
+        self.tasks: list[TaskDelta] = []
 
     def learn(self, task: Task) -> None:
         """Train the base, or what a later task owns."""
         self.tasks.append(self.first(task) if self.base is None else self.later(self.base, task))
 
-    def first(self, task: Task) -> Own:
+    def first(self, task: Task) -> TaskDelta:
         """Train a whole network and freeze it."""
         net, plan = network.fresh(self.context, task)
         names = network.first_names(self.context, task)
         network.fit(self.context, task, net, network.weight_groups(net, plan, self.l2), names, "base")
         self.base = Base(net, plan, self.context.recipe.channels_last)
-        return Own(task.classes, {}, {})
+        return TaskDelta(task.classes, {}, {})
 
     @abstractmethod
-    def later(self, base: Base, task: Task) -> Own:
+    def later(self, base: Base, task: Task) -> TaskDelta:
         """Train what a later task owns."""
 
     def names(self, task: Task) -> tuple[object, ...]:
@@ -102,7 +102,7 @@ class OnBase(Method):
 
     def restore(self, state: State) -> None:
         """Build the base again, and what each task owns."""
-        classes = state.facts["classes"]
+        classes = state.values["classes"]
         net, plan = network.empty(self.context, classes[0])
         network.fill(net, network.under("base", state.tensors))
         self.base = Base(net, plan, self.context.recipe.channels_last)
@@ -111,7 +111,7 @@ class OnBase(Method):
             held = {n: self._placed(n, t) for n, t in network.under(f"task/{i}", state.tensors).items()}
             r, s = network.under("r", held), network.under("s", held)
             rest = {n: t for n, t in held.items() if not n.startswith(("r/", "s/"))}
-            self.tasks.append(Own(width, {n: (r[n], s[n]) for n in plan.parameters if n in r}, rest))
+            self.tasks.append(TaskDelta(width, {n: (r[n], s[n]) for n in plan.parameters if n in r}, rest))
 
     def _placed(self, name: str, tensor: Tensor) -> Tensor:
         assert self.base is not None

@@ -209,7 +209,7 @@ class GradientProjection(FineTune):
         """The layers that can still move: a basis of D directions leaves no other."""
         return {n: layer for n, layer in self.layers().items() if self.memory[n].shape[1] < len(self.memory[n])}
 
-    def facts(self) -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         """What is remembered to learn on, beside what is stored to evaluate: the ranks of bases, and their size."""
         size = network.size_of(self.memory.values())
         ranks = {name: basis.shape[1] for name, basis in self.memory.items()}
@@ -218,13 +218,13 @@ class GradientProjection(FineTune):
     def state(self) -> State:
         """What fine-tuning keeps, and the bases."""
         plain = super().state()
-        return State(plain.tensors | network.prefixed("memory", self.memory), plain.facts)
+        return State(plain.tensors | network.prefixed("memory", self.memory), plain.values)
 
     def restore(self, state: State) -> None:
         """Go on from a state."""
         bases = network.under("memory", state.tensors)
         plain = {n: t for n, t in state.tensors.items() if not n.startswith("memory/")}
-        super().restore(State(plain, state.facts))
+        super().restore(State(plain, state.values))
         self.memory = {n: bases[n].to(layer.weight.device) for n, layer in self.layers().items()}
         self.freeze()
 

@@ -84,7 +84,7 @@ class HalrpMethod(Method):
         learner = self._ready()
         return learner.base_parameters + sum(d.paper_count() for d in learner.tasks.values() if d.owned)
 
-    def facts(self) -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         """Of the newest delta: ranks, view, the importance of each weight, and what its first components would buy."""
         learner = self._ready()
         name, delta = list(learner.tasks.items())[-1]

@@ -23,7 +23,15 @@ from torch import Tensor, nn
 from halrp import seeding
 from halrp.errors import SettingError
 from halrp.lab.methods import kumaraswamy, network
-from halrp.lab.methods.factored import Factored, Own, Parts, SharedFactors, body, extent, followed_by_norm
+from halrp.lab.methods.factored import (
+    Factored,
+    LayerFactors,
+    SharedFactors,
+    TaskFactors,
+    body,
+    extent,
+    followed_by_norm,
+)
 from halrp.lab.methods.protocol import Context, Size, State
 from halrp.lab.streams import Task
 from halrp.model.plan import BATCH_NORMS
@@ -57,11 +65,11 @@ class Selected(Factored):
         self.prior, self.free = shapes(start), free
         self.gate = r
 
-    def parts(self) -> Parts:
+    def parts(self) -> LayerFactors:
         """The factors with the gate that was set last."""
         biased = self.u.shape[1] > self.inputs
         bias = self.v.t() @ (self.gate * self.u[:, -1]) if biased else None
-        return Parts(self.u[:, : self.inputs], self.v, self.gate, bias)
+        return LayerFactors(self.u[:, : self.inputs], self.v, self.gate, bias)
 
     def draw(self, temperature: Tensor, terms: int) -> Tensor:
         """Set the gate to a sample b ∘ r, and return an estimate of KL_b + KL_v + KL_r from it."""
@@ -299,7 +307,7 @@ class WeightFactors(SharedFactors):
             gates[path] = layer.gate[chosen[path]]
             self.dictionary[path] = layer.u.detach(), layer.v.detach()
             self.posteriors[path] = Posterior(*(t.detach() for t in (layer.rho, layer.log_c, layer.log_d)))
-        self.tasks.append(Own(task.classes, gates, self.owned(net, task.classes), chosen))
+        self.tasks.append(TaskFactors(task.classes, gates, self.owned(net, task.classes), chosen))
 
     def used(self, path: str) -> Tensor:
         """Which factors of a layer some learned task uses, (K,) bool."""
@@ -309,13 +317,13 @@ class WeightFactors(SharedFactors):
             found[own.chosen[path]] = True
         return found
 
-    def parts(self, path: str, task: int) -> Parts:
+    def parts(self, path: str, task: int) -> LayerFactors:
         """The task's own choice of factors."""
         own, (u, v) = self.tasks[task], self.dictionary[path]
         u, v, gate = u[own.chosen[path]], v[own.chosen[path]], own.gates[path]
         inputs, _ = extent(body(self.plain(own.classes))[path])
         bias = v.t() @ (gate * u[:, -1]) if u.shape[1] > inputs else None
-        return Parts(u[:, :inputs], v, gate, bias)
+        return LayerFactors(u[:, :inputs], v, gate, bias)
 
     def stored(self) -> Size:
         """Factors that some task uses, and what each task owns; its choice among them as a bit each, in bytes only."""
@@ -330,7 +338,7 @@ class WeightFactors(SharedFactors):
         """All factors, used or not, and what the next task starts from."""
         found = super().state()
         parts = {f"{part}/{path}": t for path, p in self.posteriors.items() for part, t in p._asdict().items()}
-        return State(found.tensors | parts, found.facts)
+        return State(found.tensors | parts, found.values)
 
     def restore(self, state: State) -> None:
         """Take factors, tasks and the posterior of a state."""
@@ -340,7 +348,7 @@ class WeightFactors(SharedFactors):
             path: Posterior(*(part[path].to(u.device) for part in parts)) for path, (u, _) in self.dictionary.items()
         }
 
-    def facts(self) -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         """By layer: factors that the task just learned uses, that any task uses, and that there are."""
         if not self.tasks:
             return {}

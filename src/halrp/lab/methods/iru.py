@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from halrp import seeding
 from halrp.errors import SettingError
 from halrp.lab.methods import network
-from halrp.lab.methods.factored import Factored, Own, Parts, SharedFactors, body, extent
+from halrp.lab.methods.factored import Factored, LayerFactors, SharedFactors, TaskFactors, body, extent
 from halrp.lab.methods.protocol import Context, State
 from halrp.lab.streams import Split, Task
 from halrp.lab.streams.stream import Normal
@@ -41,9 +41,9 @@ class Updated(Factored):
         self.s = nn.Parameter(torch.cat((old[0].new_zeros(len(old[0])), new[0].new_ones(len(new[0])))))
         self.bias = nn.Parameter(new[1].new_zeros(new[1].shape[1])) if biased else None
 
-    def parts(self) -> Parts:
+    def parts(self) -> LayerFactors:
         """Old rows and new ones."""
-        return Parts(torch.cat((self.u, self.du)), torch.cat((self.v, self.dv)), self.s, self.bias)
+        return LayerFactors(torch.cat((self.u, self.du)), torch.cat((self.v, self.dv)), self.s, self.bias)
 
 
 def orthonormal(shape: tuple[int, int], *names: object) -> Tensor:
@@ -117,7 +117,7 @@ class RankUpdates(SharedFactors):
             parts = layer.parts()
             self.dictionary[path] = parts.u.detach(), parts.v.detach()
         gates = {path: layer.s.detach() for path, layer in layers.items()}
-        self.tasks.append(Own(task.classes, gates, self.owned(net, task.classes)))
+        self.tasks.append(TaskFactors(task.classes, gates, self.owned(net, task.classes)))
         self.normals.append(task.normal)
 
     def _update(self, net: nn.Module, names: tuple[object, ...]) -> dict[str, Updated]:
@@ -136,11 +136,11 @@ class RankUpdates(SharedFactors):
             replace_module(net, path, layers[path])
         return layers
 
-    def parts(self, path: str, task: int) -> Parts:
+    def parts(self, path: str, task: int) -> LayerFactors:
         """The first R_t rows with the task's selector."""
         gate = self.tasks[task].gates[path]
         u, v = self.dictionary[path]
-        return Parts(u[: len(gate)], v[: len(gate)], gate)
+        return LayerFactors(u[: len(gate)], v[: len(gate)], gate)
 
     def predict(self, x: Tensor, task: int) -> Tensor:
         """Logits of the task's merged network."""
@@ -149,13 +149,13 @@ class RankUpdates(SharedFactors):
     def state(self) -> State:
         """The rows, what each task owns, and how its pixels were normalised."""
         found = super().state()
-        return State(found.tensors, found.facts | {"normals": [list(map(list, normal)) for normal in self.normals]})
+        return State(found.tensors, found.values | {"normals": [list(map(list, normal)) for normal in self.normals]})
 
     def restore(self, state: State) -> None:
         """Take rows and tasks of a state."""
         super().restore(state)
-        self.normals = [Normal(tuple(mean), tuple(deviation)) for mean, deviation in state.facts["normals"]]
+        self.normals = [Normal(tuple(mean), tuple(deviation)) for mean, deviation in state.values["normals"]]
 
-    def facts(self) -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         """The rank R_t of the task just learned, the same in every layer."""
         return {"rank": self.r1 + self.r2 * (len(self.tasks) - 1)} if self.tasks else {}

@@ -57,12 +57,12 @@ class Anchored(FineTune):
         """What fine-tuning keeps, and the anchors."""
         plain = super().state()
         anchors = prefixed("precision", self.precision) | prefixed("pull", self.pull)
-        return State(plain.tensors | anchors, plain.facts)
+        return State(plain.tensors | anchors, plain.values)
 
     def restore(self, state: State) -> None:
         """Go on from a state."""
         anchors = {n: t for n, t in state.tensors.items() if n.startswith(("precision/", "pull/"))}
-        super().restore(State({n: t for n, t in state.tensors.items() if n not in anchors}, state.facts))
+        super().restore(State({n: t for n, t in state.tensors.items() if n not in anchors}, state.values))
         shared = self.shared()
         for mine, prefix in ((self.precision, "precision"), (self.pull, "pull")):
             mine.clear()

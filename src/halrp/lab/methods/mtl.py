@@ -154,7 +154,7 @@ class Joint(Method):
 
     def restore(self, state: State) -> None:
         """Go on from a state; tasks that waited have to be given again."""
-        self.classes, self.waiting, self.net = list(state.facts["classes"]), [], None
+        self.classes, self.waiting, self.net = list(state.values["classes"]), [], None
         if state.tensors:
             self.net, _ = network.empty(self.context, sum(self.classes))
             network.fill(self.net, state.tensors)

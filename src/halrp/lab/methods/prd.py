@@ -37,7 +37,7 @@ PROJECTED = 128
 """Width of what the projector gives."""
 
 
-class Parts(nn.Module):
+class PrototypeNetwork(nn.Module):
     """Encoder, projector and the prototypes (classes, d) of every task."""
 
     def __init__(self, encoder: nn.Module, features: int, hidden: int) -> None:
@@ -57,7 +57,7 @@ class Parts(nn.Module):
         return nn.Parameter(drawn.detach().to(first.weight))
 
 
-class Nearest(nn.Module):
+class CosineClassifier(nn.Module):
     """The cosine between an example's features and each prototype of a task."""
 
     prototypes: Tensor
@@ -77,7 +77,7 @@ class Nearest(nn.Module):
 class TaskLoss:
     """The loss of one task; its `attend` takes the generator of the training, from which views are drawn."""
 
-    parts: Parts
+    parts: PrototypeNetwork
     teacher: nn.Module
     """A frozen encoder, in evaluation mode: without dropout, and with the statistics of the batch."""
     remembered: list[Tensor]
@@ -163,7 +163,7 @@ class RelationDistillation(Method):
         self.mode, self.temperature, self.attraction, self.distillation = mode, temperature, attraction, distillation
         self.axis, self.with_views, self.padding, self.l2 = axis, views, padding, l2
         self.prototype_rate, self.hidden = prototype_rate, hidden
-        self.parts: Parts | None = None
+        self.parts: PrototypeNetwork | None = None
 
     def learn(self, task: Task) -> None:
         """Train encoder, projector and the prototypes of this task and of all earlier ones."""
@@ -197,27 +197,27 @@ class RelationDistillation(Method):
         assert self.parts is not None, "learn a task first"
         return next(self.parts.encoder.parameters()).device
 
-    def _parts(self, net: nn.Module) -> Parts:
+    def _parts(self, net: nn.Module) -> PrototypeNetwork:
         """A network without its head as the encoder, and a projector drawn from the run's seed."""
         like = next(net.get_submodule(network.HEAD).parameters())
         replace_module(net, network.HEAD, nn.Flatten())
         with seeding.isolated(self.context.seed, "projector", device=torch.device("cpu")):
-            parts = Parts(net, like.shape[1], self.hidden)
+            parts = PrototypeNetwork(net, like.shape[1], self.hidden)
         parts.projector.to(like)
         return parts
 
     def predict(self, x: Tensor, task: int) -> Tensor:
         """Cosines with the prototypes of the task, of the encoder as it is now."""
         assert self.parts is not None, "learn a task first"
-        net = Nearest(self.parts.encoder, self.parts.prototypes[task])
+        net = CosineClassifier(self.parts.encoder, self.parts.prototypes[task])
         return network.logits(self.context, net.eval(), x)
 
     def stored(self) -> Size:
-        """Encoder and prototypes; the projector serves training alone, and `facts` tells its size."""
+        """Encoder and prototypes; the projector serves training alone, whose size is in `details`."""
         assert self.parts is not None, "learn a task first"
         return network.size_of([*network.contents(self.parts.encoder).values(), *self.parts.prototypes])
 
-    def facts(self) -> dict[str, int]:
+    def details(self) -> dict[str, int]:
         """The parameters of the projector, which the authors of the HALRP paper count too."""
         assert self.parts is not None, "learn a task first"
         return {"projector": sum(p.numel() for p in self.parts.projector.parameters())}
@@ -232,5 +232,5 @@ class RelationDistillation(Method):
         net, _ = network.empty(self.context, 1)
         self.parts = self._parts(net)
         with torch.random.fork_rng(devices=[]):
-            self.parts.prototypes.extend(self.parts.fresh(classes) for classes in state.facts["classes"])
+            self.parts.prototypes.extend(self.parts.fresh(classes) for classes in state.values["classes"])
         network.fill(self.parts.eval(), state.tensors)

@@ -22,10 +22,10 @@ __all__ = ["Context", "Method", "Size", "State"]
 
 
 class State(NamedTuple):
-    """All that a method has learned: tensors by name, and facts that JSON can hold."""
+    """All that a method has learned: tensors by name, and values that JSON can hold."""
 
     tensors: dict[str, Tensor]
-    facts: dict[str, Any]
+    values: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,6 @@ class Method(ABC):
         """The paper's count: like `stored().parameters`, without what its authors leave out (see each method)."""
         return self.stored().parameters
 
-    def facts(self) -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         """What else a record should say about the task just learned, such as its ranks; values that JSON can hold."""
         return {}

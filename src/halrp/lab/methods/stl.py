@@ -59,7 +59,7 @@ class Separate(Method):
     def restore(self, state: State) -> None:
         """Build the networks again."""
         self.nets = []
-        for i, classes in enumerate(state.facts["classes"]):
+        for i, classes in enumerate(state.values["classes"]):
             net, _ = network.empty(self.context, classes)
             network.fill(net, network.under(str(i), state.tensors))
             self.nets.append(net)

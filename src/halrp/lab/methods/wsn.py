@@ -227,7 +227,7 @@ class WinningSubnetworks(Method):
         numbers = sum(counts.values()) + heads.parameters + math.ceil(coded / 4)
         return Size(numbers, sum(k * weights[n].element_size() for n, k in counts.items()) + heads.bytes + coded)
 
-    def facts(self) -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         """The share of weights that some task uses, and the coded bits of a mask's bit."""
         used = self.masks.used().values()
         total = sum(mask.numel() for mask in used)
@@ -247,7 +247,7 @@ class WinningSubnetworks(Method):
 
     def restore(self, state: State) -> None:
         """Build the network again, with the last task's head."""
-        self.classes = list(state.facts["classes"])
+        self.classes = list(state.values["classes"])
         self.net, self.plan = network.empty(self.context, self.classes[-1])
         self.heads = []
         for i in range(len(self.classes)):

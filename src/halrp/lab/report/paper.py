@@ -1,7 +1,7 @@
 """What the paper's tables say, under our names of benchmarks, backbones and methods.
 
-The numbers are those of `facts/paper_results.json`: accuracies, errors and disparities in %. A variant of a benchmark,
-such as `five@subset`, is another benchmark than the paper's, and nothing is found for it.
+The numbers are those of `reference/paper_results.json`: accuracies, errors and disparities in %. A variant of a
+benchmark, such as `five@subset`, is another benchmark than the paper's, and nothing is found for it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
-from halrp.lab.data import facts
+from halrp.lab.reference import load_reference
 
 Place: TypeAlias = tuple[str, str, float]
 """Where the paper prints results: stream, backbone, fraction."""
@@ -119,7 +119,7 @@ class Schedule(NamedTuple):
 @cache
 def printed() -> tuple[Printed, ...]:
     """All results of the paper that have a benchmark and a method of ours, in its order; each is there once."""
-    everything = facts("paper_results")
+    everything = load_reference("paper_results")
     found: dict[tuple[Place, str], Printed] = {}
     for row in (*everything["records"], *everything["iru_table"]):
         one = _printed(row)
@@ -130,7 +130,7 @@ def printed() -> tuple[Printed, ...]:
 @cache
 def iru() -> tuple[Printed, ...]:
     """The paper's comparison with incremental rank updates."""
-    return tuple(map(_printed, facts("paper_results")["iru_table"]))
+    return tuple(map(_printed, load_reference("paper_results")["iru_table"]))
 
 
 @cache
@@ -148,7 +148,7 @@ def ablation() -> tuple[Ablated, ...]:
             std=row["std"],
             size=row["relative_size"],
         )
-        for row in facts("paper_results")["ablation_table"]
+        for row in load_reference("paper_results")["ablation_table"]
     )
 
 
@@ -177,7 +177,7 @@ def lookup(stream: str, backbone: str, fraction: float, method: str) -> Printed 
 @cache
 def schedule(stream: str, backbone: str) -> Schedule | None:
     """How the paper trains there; None if it does not say, as for the comparison with incremental rank updates."""
-    for name, row in facts("paper_results")["hyperparameters_table"]["settings"].items():
+    for name, row in load_reference("paper_results")["hyperparameters_table"]["settings"].items():
         dataset, _, network = name.partition("/")
         if (STREAMS[dataset], BACKBONES[network]) == (stream, backbone):
             return Schedule(row["n_epochs"], row["lr"], row["batch_size"])

@@ -146,7 +146,7 @@ def run(
             for i, watch in enumerate(watched):
                 row["val"][i], row["test"][i] = watch.accuracies(method, task if i == position else None)
             size = method.stored()
-            row |= {"parameters": size.parameters, "bytes": size.bytes, "counted": method.counted(), **method.facts()}
+            row |= {"parameters": size.parameters, "bytes": size.bytes, "counted": method.counted(), **method.details()}
         row |= {
             "seconds": round(seconds, 3),
             "stages": {name: round(spent, 3) for name, spent in stages.items()},
@@ -213,7 +213,7 @@ class Kept:
     def save(self, method: methods.Method, rows: list[Row]) -> None:
         """Keep rows and state in place of earlier ones."""
         state = method.state()
-        facts = json.dumps({"cell": self.cell.canonical(), "rows": rows, "facts": state.facts})
+        facts = json.dumps({"cell": self.cell.canonical(), "rows": rows, "facts": state.values})
         content = safetensors.torch.save({n: atomic.copy_of(t) for n, t in state.tensors.items()}, {"facts": facts})
         atomic.write(self.path, content, durable=False)
         for folder in self.work.glob("*"):  # trainings of the task just learned; HALRP's store clears its own

@@ -20,7 +20,8 @@ from os import PathLike
 
 import numpy as np
 
-from halrp.lab.data import facts, read
+from halrp.lab.data import read
+from halrp.lab.reference import load_reference
 from halrp.lab.streams.pixels import CIFAR100, split
 from halrp.lab.streams.protocol import (
     carve,
@@ -48,7 +49,7 @@ def random_classes() -> dict[int, list[int]]:
 
 def load_split(order: str, seed: int, fraction: float, data: str | PathLike[str] | None = None) -> Stream:
     """Load `cifar100-split`: ten tasks of ten classes."""
-    classes = {int(task): ids for task, ids in facts("task_orders")["cifar100_split_classes"].items()}
+    classes = {int(task): ids for task, ids in load_reference("task_orders")["cifar100_split_classes"].items()}
     names = {task: f"classes-{mine[0]:02d}-{mine[-1]:02d}" for task, mine in classes.items()}
     orders = published_orders("cifar100_split")
     return _load("cifar100-split", orders, classes, names, VALIDATION, order, seed, fraction, data)
@@ -56,7 +57,7 @@ def load_split(order: str, seed: int, fraction: float, data: str | PathLike[str]
 
 def load_superclass(order: str, seed: int, fraction: float, data: str | PathLike[str] | None = None) -> Stream:
     """Load `cifar100-superclass`: twenty tasks, each a superclass with five classes."""
-    known = facts("task_orders")["cifar100_superclass"]
+    known = load_reference("task_orders")["cifar100_superclass"]
     classes = {one["task"]: one["fine_ids"] for one in known}
     names = {one["task"]: one["name"].replace(" ", "-") for one in known}
     orders = published_orders("cifar100_superclass")

@@ -45,7 +45,7 @@ from torch.utils.data import Dataset
 from halrp.errors import DataError, SettingError
 from halrp.lab.data import Images
 from halrp.lab.streams.custom_data import Pool, check_normal, measure, normalise, pictures, pool_of
-from halrp.lab.streams.custom_split import Draw
+from halrp.lab.streams.custom_split import SplitSettings
 from halrp.lab.streams.protocol import SEEDS, Indices, mixed
 from halrp.lab.streams.stream import Normal, Split, Stream, Task
 
@@ -77,7 +77,7 @@ def split_by_class(
     dealt to tasks in the order of their labels, or in a random order drawn from the seed `assign`. `class_names` has a
     name for each class in the order of the labels, or is indexed by label.
     """
-    draw = Draw(name, order, seed, fraction, validation, test_share)
+    draw = SplitSettings(name, order, seed, fraction, validation, test_share)
     train = pool_of(data, f"{name}: data")
     names = train.named(class_names, name)
     return _stream(draw, train, test, _deal(name, train, classes_per_task, tasks, assign, names), normal)
@@ -110,7 +110,7 @@ def stream_from_folder(
     name = Path(path).resolve().name if name is None else name
     keys, train, test = pictures(path, 2 if tasks == "folders" else 1, size, grey)
     names = [key[-1] for key in keys]
-    draw = Draw(name, order, seed, fraction, validation, test_share)
+    draw = SplitSettings(name, order, seed, fraction, validation, test_share)
     pool = pool_of(train, f"{name}: {path}")
     if tasks != "folders":
         groups = _deal(name, pool, classes_per_task, tasks, assign, dict(enumerate(names)))
@@ -145,7 +145,7 @@ def permuted(
     split the images alike, so that none tests an image on which another one trains. The default normal is one for all
     channels.
     """
-    draw = Draw(name, order, seed, fraction, validation, test_share)
+    draw = SplitSettings(name, order, seed, fraction, validation, test_share)
     if tasks < 1:
         raise SettingError(f"tasks={tasks} of stream {name!r} must be at least 1")
 
@@ -186,7 +186,7 @@ def rotated(
     floats the smallest value of the image's channel. All tasks split the images alike, so that none tests an image on
     which another one trains.
     """
-    draw = Draw(name, order, seed, fraction, validation, test_share)
+    draw = SplitSettings(name, order, seed, fraction, validation, test_share)
     titles = [f"rotated-{angle:g}" for angle in angles]
     if not titles or len(set(titles)) < len(titles) or not all(math.isfinite(angle) for angle in angles):
         raise SettingError(f"angles={tuple(angles)} of stream {name!r} must be different finite numbers of degrees")
@@ -232,7 +232,7 @@ class _Group(NamedTuple):
 
 
 def _stream(
-    draw: Draw,
+    draw: SplitSettings,
     train: Pool,
     test: Data | None,
     groups: Sequence[_Group],

@@ -23,7 +23,7 @@ class Parts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Draw:
+class SplitSettings:
     """Which variant of a stream is wanted, checked."""
 
     name: str

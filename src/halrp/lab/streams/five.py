@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from halrp.lab.data import Found, Images, facts, read
+from halrp.lab.data import Images, LoadedDataSet, read
+from halrp.lab.reference import load_reference
 from halrp.lab.streams.pixels import local_labels, normalised, padded, resized, taken
 from halrp.lab.streams.protocol import (
     Indices,
@@ -55,13 +56,13 @@ KINDS = {
     "FashionMNIST": Kind("fashion-mnist", lambda x: padded(x, 2), Normal((0.2190,), (0.3318,))),
     "notMNIST": Kind("notmnist", lambda x: resized(x, 32), Normal((0.4254,), (0.4501,))),
 }
-"""By the name under which the published facts list them."""
+"""By the name in the published list of tasks."""
 
 
 def load(order: str, seed: int, fraction: float, data: str | PathLike[str] | None = None) -> Stream:
     """Load `five`."""
     identities = identities_of(NAME, published_orders("five_dataset"), order)
-    kinds = {int(task): KINDS[name] for task, name in facts("task_orders")["five_dataset_ids"].items()}
+    kinds = {int(task): KINDS[name] for task, name in load_reference("task_orders")["five_dataset_ids"].items()}
     found = {identity: read(kind.name, data) for identity, kind in kinds.items()}
 
     def make(identity: int) -> Task:
@@ -88,7 +89,7 @@ def load(order: str, seed: int, fraction: float, data: str | PathLike[str] | Non
     return Stream(name_of(NAME, *found.values()), order, seed, fraction, identities, make, (3, 32, 32))
 
 
-def _pools(found: Found) -> tuple[tuple[Indices, Images], tuple[Indices, Images]]:
+def _pools(found: LoadedDataSet) -> tuple[tuple[Indices, Images], tuple[Indices, Images]]:
     """Return the images that may train, and those that test in their fixed order, each with the part they are in."""
     if "all" not in found.parts:
         train, test = found.parts["train"], found.parts["test"]

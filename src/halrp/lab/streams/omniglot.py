@@ -30,11 +30,11 @@ from halrp.lab.streams.protocol import (
     Indices,
     class_names,
     identities_of,
-    kept_of,
     mixed,
     name_of,
     published_orders,
     split_seed,
+    subset_size,
 )
 from halrp.lab.streams.stream import Normal, Split, Stream, Task
 
@@ -110,7 +110,7 @@ def _load(
     drawn = {}
     for identity in range(TASKS):
         count = sum(len(train) for train, _ in divided[_mine(identity)])
-        drawn[identity] = random.permutation(count)[: kept_of(count, fraction)]
+        drawn[identity] = random.permutation(count)[: subset_size(count, fraction)]
 
     def make(identity: int) -> Task:
         mine = _mine(identity)

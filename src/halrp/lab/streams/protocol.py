@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halrp.errors import SettingError
-from halrp.lab.data import DataDamaged, Found, Images, facts
+from halrp.lab.data import DataDamaged, Images, LoadedDataSet
 from halrp.lab.names import nearest
+from halrp.lab.reference import load_reference
 
 Indices = NDArray[np.intp]
 
@@ -28,7 +29,7 @@ SEEDS = 2**32
 
 def published_orders(benchmark: str) -> dict[str, list[int]]:
     """Return the paper's five orders of a benchmark; lists printed under the seeds 0 … 4 are called A … E here."""
-    printed: dict[str, list[int]] = facts("task_orders")["orders"][benchmark]
+    printed: dict[str, list[int]] = load_reference("task_orders")["orders"][benchmark]
     return dict(zip(ORDERS, (printed[key] for key in sorted(printed)), strict=True))
 
 
@@ -74,7 +75,7 @@ def split_seed(repeat: int) -> int:
     return int(random.randint(1, 10000, size=repeat % block + 1)[-1])
 
 
-def kept_of(count: int, fraction: float) -> int:
+def subset_size(count: int, fraction: float) -> int:
     """Say how many of `count` images a fraction keeps: ⌈fraction · count⌉."""
     # Rounding first: 0.07 · 5000 is a little more than 350 in binary, and its ceiling would be 351.
     return math.ceil(round(fraction * count, 6))
@@ -85,7 +86,7 @@ def shares(stream: str, count: int, fraction: float, validation: float) -> tuple
 
     held = ⌊validation · kept⌋; the other kept images train.
     """
-    kept = kept_of(count, fraction)
+    kept = subset_size(count, fraction)
     held = math.floor(round(validation * kept, 6))
     if held == 0:
         raise SettingError(
@@ -127,11 +128,11 @@ def members(source: Images, classes: Sequence[int]) -> Indices:
     return np.concatenate(found)
 
 
-def class_names(found: Found, classes: Sequence[int]) -> tuple[str, ...]:
+def class_names(found: LoadedDataSet, classes: Sequence[int]) -> tuple[str, ...]:
     """Name some classes of a data set; empty when its files do not name them."""
     return tuple(found.classes[one] for one in classes) if found.classes else ()
 
 
-def name_of(stream: str, *used: Found) -> str:
+def name_of(stream: str, *used: LoadedDataSet) -> str:
     """Return the stream's name, with "@subset" when one of the data sets it uses is not whole."""
-    return stream if all(found.whole for found in used) else f"{stream}@subset"
+    return stream if all(found.complete for found in used) else f"{stream}@subset"

@@ -9,9 +9,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from halrp.errors import SettingError
-from halrp.lab.data import SETS, facts
+from halrp.lab.data import SETS
 from halrp.lab.data.reading import locate
 from halrp.lab.data.sources import File, source, sources
+from halrp.lab.reference import load_reference
 
 FILES = [file for one in sources().values() for file in one.files]
 
@@ -34,10 +35,15 @@ def test_a_file_has_addresses_a_size_and_a_checksum(file: File) -> None:
 
 
 def test_every_known_value_says_where_it_is_published() -> None:
-    for one in facts("downloads")["sets"].values():
+    for one in load_reference("downloads")["sets"].values():
         for file in one["files"]:
             told = {value for key in file["published"] for value in key.split(", ")}
             assert told == {key for key in ("bytes", "sha256", "md5") if file[key] is not None}
+
+
+def test_reference_data_cannot_be_changed_by_a_caller() -> None:
+    load_reference("downloads")["sets"].clear()
+    assert load_reference("downloads")["sets"]
 
 
 def test_no_value_is_used_for_two_files() -> None:
@@ -71,7 +77,7 @@ def test_a_download_under_way_is_not_taken_for_the_data_set(name: str, tmp_path:
         part.touch()
         part.with_name(f"{part.name}.json").touch()
     found = locate(SETS[name], tmp_path)
-    assert found is None or tmp_path not in (found.place, *found.place.parents)
+    assert found is None or tmp_path not in (found.directory, *found.directory.parents)
 
 
 def test_a_wrong_name_is_answered_with_the_nearest() -> None:
