@@ -22,7 +22,7 @@ from typing import TypeVar
 import numpy as np
 from PIL import __version__ as pillow
 
-from halrp.lab.data import SETS, Found, read, status
+from halrp.lab.data import SETS, LoadedDataSet, read, status
 
 Result = TypeVar("Result")
 
@@ -51,7 +51,7 @@ def timed(work: Callable[[], Result]) -> tuple[Result, float]:
     return result, time.perf_counter() - start
 
 
-def total(data: Found) -> int:
+def total(data: LoadedDataSet) -> int:
     """Touch every byte of the images."""
     return sum(int(part.images.sum(dtype=np.int64)) for part in data.parts.values())
 
