@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from benchmarks.interleaved import arguments, measure, report
 from halrp import Delta, Plan
 from halrp.lab import backbones
+from halrp.model.base import Base
 from halrp.model.factors import Factors
 from halrp.model.mixed import MixedModule
 from halrp.model.plan import plan as plan_of
@@ -77,7 +78,7 @@ def ways(variant: Variant) -> dict[str, Way]:
     plan = plan_of(base)
     deltas = [random_delta(base, plan, variant, number) for number in range(TASKS)]
     views = [task_view(base, plan, d.factors, d.owned, d.classes) for d in deltas]
-    mixed = MixedModule(base, plan, deltas)
+    mixed = MixedModule(Base(base, plan, channels_last=False), deltas)
     x = torch.randn(BATCH, 3, 32, 32).contiguous(memory_format=torch.channels_last)
     rows = (torch.arange(BATCH) % TASKS)[torch.randperm(BATCH)]
     groups = {task: (rows == task).nonzero().squeeze(1) for task in sorted(set(rows.tolist()))}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from halrp import Delta, Plan
+from halrp.model.base import Base
 from halrp.model.factors import Factors
 from halrp.model.mixed import MixedModule
 from halrp.model.plan import plan as plan_of
@@ -59,12 +60,20 @@ def random_delta(
     return Delta.pack(f"task {seed}", classes, "", factors, owned, {name: plan.role(name) for name in owned})
 
 
-def own_views(base: nn.Module, plan: Plan, deltas: Sequence[Delta | None]) -> list[nn.Module]:
-    """Each task's own view."""
+def base_task(model: nn.Module, plan: Plan) -> Delta:
+    """The delta of the base's own task."""
+    return Delta("", len(model.get_submodule(plan.head).get_parameter("weight")), "")
+
+
+def mixed_module(model: nn.Module, plan: Plan, deltas: Sequence[Delta]) -> MixedModule:
+    """Deltas over a model as one module."""
+    return MixedModule(Base(model, plan, channels_last=False), deltas)
+
+
+def task_views(model: nn.Module, plan: Plan, deltas: Sequence[Delta]) -> list[nn.Module]:
+    """Each task's own view, built without the library's way to choose between base and task."""
     return [
-        shared_copy(base).eval()
-        if delta is None or not delta.owned
-        else task_view(base, plan, delta.factors, delta.owned, delta.classes)
+        task_view(model, plan, delta.factors, delta.owned, delta.classes) if delta.owned else shared_copy(model).eval()
         for delta in deltas
     ]
 
@@ -86,9 +95,9 @@ def assert_close(got: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(got, expected, rtol=0, atol=TOLERANCE[expected.dtype] * scale)
 
 
-def assert_mixes(model: nn.Module, plan: Plan, deltas: Sequence[Delta | None], x: Tensor, seed: int = 0) -> None:
+def assert_mixes(model: nn.Module, plan: Plan, deltas: Sequence[Delta], x: Tensor, seed: int = 0) -> None:
     """Random rows agree with the tasks' own views, also after the first call, which compares by itself."""
-    mixed, views = MixedModule(model, plan, deltas), own_views(model, plan, deltas)
+    mixed, views = mixed_module(model, plan, deltas), task_views(model, plan, deltas)
     assert mixed.one_pass, mixed.reason
     for start in range(2):
         rows = shuffled_rows(len(x), len(deltas), seed + start)

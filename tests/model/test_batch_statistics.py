@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from halrp import Halrp, Learner, Recipe
 from halrp.errors import BatchOfOneError, DataError
 from halrp.lab.backbones import build
-from halrp.model.mixed import MixedModule
 from halrp.model.plan import plan
 from tests.helpers import drawn
+from tests.model.mixing import base_task, mixed_module
 from tests.store.test_store import snapshot
 
 METHOD = Halrp.budget(growth_per_task=0.5)
@@ -181,7 +181,7 @@ def test_a_net_with_dropout_is_a_function_of_seed_and_task_alone() -> None:
 
 def test_rows_are_checked_where_batches_go_task_by_task() -> None:
     net = model().eval()
-    mixed = MixedModule(net, plan(net, "head"), [None])
+    mixed = mixed_module(net, plan(net, "head"), [base_task(net, plan(net, "head"))])
     assert "statistics of the batch" in mixed.reason
     for rows in (torch.tensor([0, 1]), torch.tensor([-1, 0]), torch.tensor([0]), torch.tensor([0.0, 0.0])):
         with pytest.raises(DataError, match="rows"):

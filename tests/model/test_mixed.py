@@ -14,19 +14,30 @@ from torch.nn.utils import parametrizations
 from halrp import Delta, Halrp, Learner, Plan
 from halrp.errors import DataError
 from halrp.lab import backbones
+from halrp.model.base import Base
 from halrp.model.mixed import MixedModule
 from halrp.model.plan import plan as plan_of
 from halrp.model.views import task_view
 from tests.helpers import FAST, NETS, digest, drawn, net, tiny_task
-from tests.model.mixing import TOLERANCE, around, assert_close, assert_mixes, inputs, random_delta, shuffled_rows
+from tests.model.mixing import (
+    TOLERANCE,
+    around,
+    assert_close,
+    assert_mixes,
+    base_task,
+    inputs,
+    mixed_module,
+    random_delta,
+    shuffled_rows,
+)
 
 ROOMY = Halrp.budget(growth_per_task=0.9)
 
 
-def of(learner: Learner) -> tuple[nn.Module, Plan, list[Delta | None]]:
+def of(learner: Learner) -> tuple[nn.Module, Plan, list[Delta]]:
     """The base, the plan and the tasks of a learner; the first stands for the base's own task."""
     base = cast(Any, learner)._base
-    return base.module, base.plan, [None, *learner.tasks.values()]
+    return base.module, base.plan, [base.task, *learner.tasks.values()]
 
 
 class Block(nn.Module):
@@ -61,7 +72,7 @@ def test_whole_networks_agree_in_both_precisions(kind: str, view: str, dtype: to
     plan = plan_of(model)
     outright = ("conv1.weight", "0.1.conv2.weight", "blocks.3.conv2.weight")
     deltas = [
-        None,
+        base_task(model, plan),
         *(
             random_delta(model, plan, seed, 2 + seed, view, outright if seed % 2 else (), rank=seed)
             for seed in range(4)
@@ -87,7 +98,7 @@ class Twice(nn.Module):
 def test_a_layer_may_be_called_twice_and_by_two_names() -> None:
     model = drawn(Twice).double().eval()
     plan = plan_of(model)
-    deltas = [None, *(random_delta(model, plan, seed) for seed in range(3))]
+    deltas = [base_task(model, plan), *(random_delta(model, plan, seed) for seed in range(3))]
     assert_mixes(model, plan, deltas, inputs(11, 8))
 
 
@@ -103,8 +114,8 @@ def test_learned_tasks_give_the_same_logits_and_answers_on_a_test_set(kind: str)
 
 def test_logits_are_as_wide_as_the_widest_task_present() -> None:
     model, plan = around(lambda: nn.Linear(10, 9), 10)
-    deltas = [None, random_delta(model, plan, 1, classes=2), random_delta(model, plan, 2, classes=7)]
-    mixed, x = MixedModule(model, plan, deltas), inputs(6, 10)
+    deltas = [base_task(model, plan), random_delta(model, plan, 1, classes=2), random_delta(model, plan, 2, classes=7)]
+    mixed, x = mixed_module(model, plan, deltas), inputs(6, 10)
     for _ in range(2):
         narrow = mixed(x, torch.tensor([0, 1, 0, 1, 1, 0]))
         assert narrow.shape == (6, 3)
@@ -117,7 +128,7 @@ def test_logits_are_as_wide_as_the_widest_task_present() -> None:
 def test_a_softmax_after_the_head_sees_only_the_classes_of_the_task() -> None:
     model = nn.Sequential(drawn(lambda: nn.Linear(10, 12)), nn.Linear(12, 3), nn.LogSoftmax(1)).double().eval()
     plan = plan_of(model, "1")
-    deltas = [None, *(random_delta(model, plan, seed, classes=2 + seed) for seed in range(3))]
+    deltas = [base_task(model, plan), *(random_delta(model, plan, seed, classes=2 + seed) for seed in range(3))]
     assert_mixes(model, plan, deltas, inputs(15, 10))
 
 
@@ -129,19 +140,19 @@ def test_a_head_may_be_a_convolution(bias: bool) -> None:
 
     model = drawn(build).double().eval()
     plan = plan_of(model, "2")
-    deltas = [None, *(random_delta(model, plan, seed, classes=2 + seed) for seed in range(3))]
+    deltas = [base_task(model, plan), *(random_delta(model, plan, seed, classes=2 + seed) for seed in range(3))]
     assert_mixes(model, plan, deltas, inputs(15, 8, 5, 5))
 
 
 def test_none_and_a_task_that_owns_nothing_are_the_base() -> None:
     model, plan = around(lambda: nn.Linear(10, 9), 10)
     own = Delta.pack("first", 3, "", {}, {}, {})
-    deltas = [None, random_delta(model, plan, 1), own]
+    deltas = [base_task(model, plan), random_delta(model, plan, 1), own]
     assert_mixes(model, plan, deltas, inputs(9, 10))
     x = inputs(4, 10)
     with torch.no_grad():
         expected = model(x)
-    assert torch.equal(MixedModule(model, plan, deltas)(x, torch.tensor([0, 2, 2, 0])), expected)
+    assert torch.equal(mixed_module(model, plan, deltas)(x, torch.tensor([0, 2, 2, 0])), expected)
 
 
 def test_rows_of_one_task_are_that_tasks_own_pass_to_the_bit() -> None:
@@ -150,12 +161,14 @@ def test_rows_of_one_task_are_that_tasks_own_pass_to_the_bit() -> None:
     x = inputs(7, 8, 5, 5)
     with torch.no_grad():
         expected = task_view(model, plan, delta.factors, delta.owned, delta.classes)(x)
-    assert torch.equal(MixedModule(model, plan, [None, delta])(x, torch.ones(7, dtype=torch.long)), expected)
+    assert torch.equal(
+        mixed_module(model, plan, [base_task(model, plan), delta])(x, torch.ones(7, dtype=torch.long)), expected
+    )
 
 
 def test_a_comparison_is_made_once() -> None:
     model, plan = around(lambda: nn.Linear(10, 9), 10)
-    mixed = MixedModule(model, plan, [random_delta(model, plan, seed) for seed in range(3)])
+    mixed = mixed_module(model, plan, [random_delta(model, plan, seed) for seed in range(3)])
     x, rows = inputs(6, 10), torch.arange(6) % 3
     mixed(x, rows)
     mixed._views.clear()
@@ -165,8 +178,8 @@ def test_a_comparison_is_made_once() -> None:
 
 def test_lower_precision_by_autocast_stays_in_one_pass() -> None:
     model, plan = around(lambda: nn.Conv2d(8, 9, 3), 8, 5, 5, dtype=torch.float32)
-    deltas = [None, *(random_delta(model, plan, seed) for seed in range(3))]
-    mixed, x = MixedModule(model, plan, deltas), inputs(8, 8, 5, 5, dtype=torch.float32)
+    deltas = [base_task(model, plan), *(random_delta(model, plan, seed) for seed in range(3))]
+    mixed, x = mixed_module(model, plan, deltas), inputs(8, 8, 5, 5, dtype=torch.float32)
     rows = torch.arange(8) % 4
     with torch.autocast("cpu", dtype=torch.bfloat16):
         first, second = mixed(x, rows), mixed(x, rows)
@@ -305,7 +318,7 @@ def check_fallback(build: Callable[[], nn.Module], reason: str, at_once: bool, c
     model = drawn(build).double().eval()
     plan = plan_of(model)
     deltas = [random_delta(model, plan, seed) for seed in range(3)]
-    mixed = MixedModule(model, plan, deltas)
+    mixed = mixed_module(model, plan, deltas)
     assert mixed.one_pass is not at_once
     x, rows = inputs(count, 6, 8), torch.arange(count).flip(0) % 3
     expected = by_groups(model, plan, deltas, x, rows)
@@ -327,7 +340,7 @@ def test_a_later_batch_of_another_shape_can_still_fall_back() -> None:
     model = drawn(Sometimes).double().eval()
     plan = plan_of(model)
     deltas = [random_delta(model, plan, seed) for seed in range(3)]
-    mixed, rows = MixedModule(model, plan, deltas), torch.arange(9) % 3
+    mixed, rows = mixed_module(model, plan, deltas), torch.arange(9) % 3
     for length in (1, 1, 4):
         assert mixed.one_pass
         x = inputs(9, length, 8)
@@ -337,7 +350,7 @@ def test_a_later_batch_of_another_shape_can_still_fall_back() -> None:
 
 def test_inputs_that_no_task_can_take_raise_the_models_own_error_and_change_nothing() -> None:
     model, plan = around(lambda: nn.Linear(10, 9), 10)
-    mixed = MixedModule(model, plan, [random_delta(model, plan, seed) for seed in range(2)])
+    mixed = mixed_module(model, plan, [random_delta(model, plan, seed) for seed in range(2)])
     for _ in range(2):
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
             mixed(inputs(4, 11), torch.tensor([0, 1, 0, 1]))
@@ -359,7 +372,7 @@ def test_inputs_that_no_task_can_take_raise_the_models_own_error_and_change_noth
 )
 def test_rows_that_name_no_task_are_refused(rows: list[float], message: str) -> None:
     model, plan = around(lambda: nn.Linear(10, 9), 10)
-    mixed = MixedModule(model, plan, [None, random_delta(model, plan, 1)])
+    mixed = mixed_module(model, plan, [base_task(model, plan), random_delta(model, plan, 1)])
     with pytest.raises(DataError, match=message):
         mixed(inputs(3, 10), torch.tensor(rows))
 
@@ -367,16 +380,18 @@ def test_rows_that_name_no_task_are_refused(rows: list[float], message: str) -> 
 def test_neither_base_nor_deltas_nor_inputs_are_changed() -> None:
     model = drawn(residual).eval()
     plan = plan_of(model)
-    deltas = [None, *(random_delta(model, plan, seed) for seed in range(3))]
+    deltas = [base_task(model, plan), *(random_delta(model, plan, seed) for seed in range(3))]
+
+    base = Base(model, plan, channels_last=False)
 
     def state() -> list[object]:
-        own = [d.to_bytes() for d in deltas if d is not None]
+        files = [d.to_bytes() for d in deltas]
         flags = [(p.requires_grad, p.grad) for p in model.parameters()]
-        return [digest(model), own, flags, [m.training for m in model.modules()], [*vars(model.get_submodule("0.0"))]]
+        return [digest(model), files, flags, [m.training for m in model.modules()], [*vars(model.get_submodule("0.0"))]]
 
     before, x, rows = state(), inputs(8, 3, 9, 9, dtype=torch.float32), torch.arange(8) % 4
     given = x.clone()
-    mixed = MixedModule(model, plan, deltas)
+    mixed = MixedModule(base, deltas)
     logits = [mixed(x, rows) for _ in range(3)]
     assert mixed.one_pass
     assert state() == before
@@ -389,7 +404,7 @@ def test_neither_base_nor_deltas_nor_inputs_are_changed() -> None:
 def test_threads_with_different_rows_do_not_meet() -> None:
     model = drawn(residual).eval()
     plan = plan_of(model)
-    mixed = MixedModule(model, plan, [random_delta(model, plan, seed) for seed in range(4)])
+    mixed = mixed_module(model, plan, [random_delta(model, plan, seed) for seed in range(4)])
     x = inputs(12, 3, 9, 9, dtype=torch.float32)
     rows = [shuffled_rows(12, 4, seed) for seed in range(2)]
     mixed(x, rows[0])

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from halrp import Delta
-from halrp.model.mixed import MixedModule
 from halrp.model.plan import plan as plan_of
 from halrp.model.rows import Rows
 from tests.helpers import net, tiny_task
-from tests.model.mixing import around, assert_mixes, inputs, random_delta
+from tests.model.mixing import around, assert_mixes, base_task, inputs, mixed_module, random_delta
 
 LINEARS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "rows of vectors": (lambda: nn.Linear(10, 9), (10,)),
@@ -96,7 +95,7 @@ def test_a_linear_layer_gives_each_row_its_own_task(kind: str) -> None:
     build, shape = LINEARS[kind]
     model, plan = around(build, *shape)
     assert plan.parameters["layer.weight"].by_rule
-    deltas = [None, *(random_delta(model, plan, seed) for seed in range(6))]
+    deltas = [base_task(model, plan), *(random_delta(model, plan, seed) for seed in range(6))]
     assert_mixes(model, plan, deltas, inputs(23, *shape))
 
 
@@ -110,7 +109,10 @@ def test_a_convolution_gives_each_row_its_own_task(kind: str, view: str, monkeyp
     model, plan = around(build, *shape)
     assert plan.parameters["layer.weight"].by_rule
     names = ["mean", "full"] if view == "both" else [view.split()[0]]
-    deltas = [None, *(random_delta(model, plan, seed, view=names[seed % len(names)]) for seed in range(6))]
+    deltas = [
+        base_task(model, plan),
+        *(random_delta(model, plan, seed, view=names[seed % len(names)]) for seed in range(6)),
+    ]
     assert_mixes(model, plan, deltas, inputs(17, *shape))
 
 
@@ -120,7 +122,7 @@ def test_channels_last_inputs_stay_so_and_agree() -> None:
     deltas = [random_delta(model, plan, seed) for seed in range(4)]
     x = inputs(12, 8, 5, 6).contiguous(memory_format=torch.channels_last)
     seen: list[Tensor] = []
-    mixed = MixedModule(model, plan, deltas)
+    mixed = mixed_module(model, plan, deltas)
     cast(Any, mixed._net).layer.register_forward_hook(lambda _, args, y: seen.extend((args[0], y)))
     mixed(x, torch.arange(12) % 4)
     assert mixed.one_pass
@@ -134,7 +136,7 @@ def test_weights_owned_outright_mix_with_factors_and_with_the_base(
 ) -> None:
     model, plan = around(build, *shape)
     owners = [("layer.weight",), (), ("layer.weight", "body.weight"), ("squeeze.weight",)]
-    deltas = [*(random_delta(model, plan, seed, outright=owners[seed]) for seed in range(4)), None]
+    deltas = [*(random_delta(model, plan, seed, outright=owners[seed]) for seed in range(4)), base_task(model, plan)]
     assert_mixes(model, plan, deltas, inputs(19, *shape))
     everyone = [random_delta(model, plan, seed, outright=("layer.weight",)) for seed in range(3)]
     assert_mixes(model, plan, everyone, inputs(11, *shape))
@@ -144,7 +146,7 @@ def test_weights_owned_outright_mix_with_factors_and_with_the_base(
 def test_a_norm_layer_gives_each_row_its_own_task(kind: str) -> None:
     build, shape = NORMS[kind]
     model, plan = around(build, *shape)
-    deltas = [None, *(random_delta(model, plan, seed) for seed in range(5))]
+    deltas = [base_task(model, plan), *(random_delta(model, plan, seed) for seed in range(5))]
     assert any(name.startswith("layer.") for name in cast(Delta, deltas[1]).owned)
     assert_mixes(model, plan, deltas, 2 + 3 * inputs(16, *shape))
 
@@ -153,14 +155,14 @@ def test_a_norm_layer_gives_each_row_its_own_task(kind: str) -> None:
 def test_other_row_wise_layers_are_applied_group_by_group(kind: str) -> None:
     build, shape = ROW_WISE[kind]
     model, plan = around(build, *shape)
-    deltas = [None, *(random_delta(model, plan, seed) for seed in range(4))]
+    deltas = [base_task(model, plan), *(random_delta(model, plan, seed) for seed in range(4))]
     assert_mixes(model, plan, deltas, inputs(13, *shape))
 
 
 def test_tokens_are_embedded_by_their_own_task() -> None:
     model = net("gru").double().eval()
     plan = plan_of(model)
-    deltas = [None, *(random_delta(model, plan, seed) for seed in range(4))]
+    deltas = [base_task(model, plan), *(random_delta(model, plan, seed) for seed in range(4))]
     x, _ = tiny_task("gru", examples=18)
     assert_mixes(model, plan, deltas, x)
 

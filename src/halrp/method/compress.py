@@ -16,7 +16,7 @@ def compress(rule: Keep | Prune, tasks: dict[str, Delta], base_parameters: int) 
     if isinstance(rule, Keep):
         return tasks
     newest = next(reversed(tasks))
-    later = {n: d for n, d in tasks.items() if d.owned}
+    later = {n: d for n, d in tasks.items() if not d.is_base}
     increment = sum(delta.paper_count(dense=True) for delta in later.values()) / base_parameters
     before = {n: {layer: (f.p, f.q) for layer, f in d.factors.items()} for n, d in later.items()}
     after = rule(before, increment, newest)

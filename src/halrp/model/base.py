@@ -92,15 +92,21 @@ class Base:
         """A network over the frozen base in which the given parameters train; buffers are private."""
         return views.task_view(self.module, self.plan, factors, owned, classes, private_buffers=True)
 
-    def view(self, delta: Delta | None) -> nn.Module:
-        """A task as a module that shares the base's tensors; None, or a delta that owns nothing, is the base."""
-        if delta is None or not delta.owned:
+    @cached_property
+    def task(self) -> Delta:
+        """The base's own task: a delta that owns nothing, with the classes of the base's head."""
+        head = self.module.get_submodule(self.plan.head).get_parameter("weight")
+        return Delta("", len(head), self.fingerprint)
+
+    def view(self, delta: Delta) -> nn.Module:
+        """A task as a module that shares the base's tensors."""
+        if delta.is_base:
             return views.shared_copy(self.module).eval()
         return views.task_view(self.module, self.plan, delta.factors, delta.owned, delta.classes)
 
-    def merged(self, delta: Delta | None) -> nn.Module:
+    def merged(self, delta: Delta) -> nn.Module:
         """A task as a plain module of the model's own classes that shares nothing."""
-        if delta is None or not delta.owned:
+        if delta.is_base:
             return views.clone(self.module).eval()
         return views.merged_copy(self.module, self.plan, delta.factors, delta.owned, delta.classes)
 

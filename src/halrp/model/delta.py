@@ -136,6 +136,11 @@ class Delta:
         return MappingProxyType({**self.plain, **outright})
 
     @property
+    def is_base(self) -> bool:
+        """Whether this is the base's own task: it owns nothing, and its outputs are the base's."""
+        return not (self.plain or self.coded or self.scales)
+
+    @property
     def ranks(self) -> dict[str, int]:
         """The rank of each adapted weight. A weight owned outright is absent."""
         return {name: self.coded[f"q/{name}"].rows for name in self.scales}
@@ -155,7 +160,7 @@ class Delta:
     @cached_property
     def bytes(self) -> int:
         """The size of the task's file. The base's own task has none."""
-        return len(self.to_bytes()) if self.plain else 0
+        return 0 if self.is_base else len(self.to_bytes())
 
     def paper_count(self, dense: bool = False) -> int:
         """The paper's count: scales, entries of p and q above 1e-8 (all if `dense`), norm affine parameters, head."""

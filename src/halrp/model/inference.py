@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from halrp.errors import BatchOfOneError
+from halrp.model.delta import Delta
 from halrp.model.plan import BATCH_NORMS
 
 
@@ -32,13 +33,14 @@ def inference_batches(model: nn.Module, rows: int, batch: int) -> list[int] | in
     return batch_sizes(rows, batch) if rows > batch and normalises_by_batch(model) else batch
 
 
-def task_logits(module: nn.Module, x: Tensor, task: str) -> Tensor:
-    """The logits of one task, or the reason why a single row has none; `task` is how the error refers to it."""
+def task_logits(module: nn.Module, x: Tensor, delta: Delta) -> Tensor:
+    """The logits of a task from its module, or the reason why a single row has none."""
     try:
         logits: Tensor = module(x)
     except ValueError as error:
         if len(x) != 1 or not normalises_by_batch(module):
             raise
+        task = repr(delta.task) if delta.task else "the base's own task"
         raise BatchOfOneError(
             f"predict: a single row of {task}, and the model normalises by the statistics of the batch; pass two rows "
             "or more of each task, or use a model whose batch norms track running statistics"

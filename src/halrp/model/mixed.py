@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from halrp.errors import DataError
 from halrp.model import views
+from halrp.model.base import Base
 from halrp.model.delta import Delta
 from halrp.model.inference import inference_batches, task_logits, uses_batch_statistics
 from halrp.model.layers.mixed import (
@@ -38,7 +39,7 @@ from halrp.model.layers.mixed import (
     Weights,
 )
 from halrp.model.layers.registry import rule_for
-from halrp.model.plan import Plan, aliases
+from halrp.model.plan import aliases
 from halrp.model.rows import ROWS, NotRowWise, Rows
 
 
@@ -49,12 +50,11 @@ class MixedModule:
     nothing between calls but whether the one pass is right, so threads may call it at the same time.
     """
 
-    def __init__(self, base: nn.Module, plan: Plan, deltas: Sequence[Delta | None]) -> None:
-        """Take the tasks in the order in which rows refer to them; None, or a delta that owns nothing, is the base."""
-        self._base, self._plan = base, plan
-        self._deltas = tuple(delta if delta is not None and delta.owned else None for delta in deltas)
-        head = base.get_submodule(plan.head).get_parameter("weight")
-        self._classes = [head.shape[0] if delta is None else delta.classes for delta in self._deltas]
+    def __init__(self, base: Base, deltas: Sequence[Delta]) -> None:
+        """Take the tasks in the order in which rows refer to them."""
+        self._base, self._model, self._plan = base, base.module, base.plan
+        self._deltas = tuple(base.task if delta.is_base else delta for delta in deltas)
+        self._classes = [delta.classes for delta in self._deltas]
         first: dict[int, int] = {}
         self._same = [first.setdefault(id(delta), index) for index, delta in enumerate(self._deltas)]
         """The first index of each task: the base may stand for several, and its rows are one group."""
@@ -98,7 +98,7 @@ class MixedModule:
             return _as_wide([self(part, index) for part, index in pairs])
         tasks = torch.tensor(self._tasks(x, rows), device=x.device)
         groups = [(tasks == task).nonzero().flatten() for task in tasks.unique()]
-        parts = [part for group in groups for part in group.split(inference_batches(self._base, len(group), batch))]
+        parts = [part for group in groups for part in group.split(inference_batches(self._model, len(group), batch))]
         logits = _as_wide([self(x[part], rows[part]) for part in parts])
         return logits[torch.cat(parts).argsort()]
 
@@ -158,24 +158,18 @@ class MixedModule:
         return _as_wide([self._one_task(x[members.start : members.stop], task) for task, members in rows.groups])
 
     def _one_task(self, x: Tensor, task: int) -> Tensor:
-        delta = self._deltas[task]
-        return task_logits(self._view(task), x, "the base's own task" if delta is None else repr(delta.task))
+        return task_logits(self._view(task), x, self._deltas[task])
 
     def _view(self, task: int) -> nn.Module:
         if task not in self._views:
-            delta = self._deltas[task]
-            self._views[task] = (
-                views.shared_copy(self._base).eval()
-                if delta is None
-                else views.task_view(self._base, self._plan, delta.factors, delta.owned, delta.classes)
-            )
+            self._views[task] = self._base.view(self._deltas[task])
         return self._views[task]
 
     # ---- the network for mixed rows ---------------------------------------------------------------------------
 
     def _mixed(self) -> nn.Module:
         """A copy of the base in which every layer that some task changes is replaced by its mixed form."""
-        net = views.shared_copy(self._base).eval()
+        net = views.shared_copy(self._model).eval()
         for path, module in net.named_modules():
             if uses_batch_statistics(module):
                 raise NotRowWise(f"{path} normalises by the statistics of the batch, which mixes its rows")
@@ -196,13 +190,13 @@ class MixedModule:
 
     def _changed(self) -> dict[str, set[str]]:
         """For every layer that some task changes, the names of the tensors it changes there."""
-        holders = dict(self._base.named_modules(remove_duplicate=False))
+        holders = dict(self._model.named_modules(remove_duplicate=False))
         names = aliases(
-            chain(*(f(remove_duplicate=False) for f in (self._base.named_parameters, self._base.named_buffers)))
+            chain(*(f(remove_duplicate=False) for f in (self._model.named_parameters, self._model.named_buffers)))
         )
         changed: dict[str, set[str]] = {}
         for delta in self._deltas:
-            for name in () if delta is None else (*delta.factors, *delta.owned):
+            for name in (*delta.factors, *delta.owned):
                 path, _, leaf = name.rpartition(".")
                 if len({id(holders[alias.rpartition(".")[0]]) for alias in names.get(name, ())}) > 1:
                     raise NotRowWise(f"{' and '.join(names[name])} are tied")
@@ -221,7 +215,7 @@ class MixedModule:
         if rule_for(layer) is not None and leaves <= {"weight", "bias"}:
             weights = Weights(
                 layer.get_parameter("weight").detach(),
-                [None if delta is None else delta.factors.get(f"{path}.weight") for delta in self._deltas],
+                [delta.factors.get(f"{path}.weight") for delta in self._deltas],
                 self._owned(f"{path}.weight"),
             )
             bias = self._stack(path, layer, "bias")
@@ -246,7 +240,7 @@ class MixedModule:
         for task, (delta, classes) in enumerate(zip(self._deltas, self._classes, strict=True)):
             tensors: Mapping[str, Tensor] = (
                 {f"{path}.{leaf}": tensor for leaf, tensor in layer.named_parameters()}
-                if delta is None
+                if delta.is_base
                 else delta.owned
             )
             weight[task, :classes] = tensors[f"{path}.weight"]
@@ -256,7 +250,7 @@ class MixedModule:
         return MixedConv(path, layer, Weights(own.detach(), [None] * len(weight), dict(enumerate(weight))), bias)
 
     def _owned(self, name: str) -> dict[int, Tensor]:
-        return {t: d.owned[name] for t, d in enumerate(self._deltas) if d is not None and name in d.owned}
+        return {t: d.owned[name] for t, d in enumerate(self._deltas) if name in d.owned}
 
     def _stack(self, path: str, layer: nn.Module, leaf: str) -> Tensor | None:
         """A tensor of a layer as each task has it, (T, ...); None if the layer has none."""

@@ -26,10 +26,10 @@ class Predictor:
             same = {name for name, delta in tasks.items() if before._tasks.get(name) is delta}
             self._modules |= {name: module for name, module in before._modules.items() if name in same}
 
-    def delta(self, task: str | None) -> Delta | None:
-        """What a task owns; None for the base's own."""
+    def delta(self, task: str | None) -> Delta:
+        """What a task owns; None is the base's own task, which owns nothing."""
         if task is None:
-            return None
+            return self._base.task
         if task not in self._tasks:
             known = ", ".join(map(repr, self._tasks)) or "none yet"
             raise UnknownTaskError(f"no task named {task!r} has been learned; learned: {known}")
@@ -37,12 +37,12 @@ class Predictor:
 
     def predict(self, x: Tensor, task: str | None, batch: int) -> Tensor:
         """Logits (N, classes) of x (N, ...) for one task."""
+        delta = self.delta(task)
         if task not in self._modules:
-            self._modules[task] = self._base.view(self.delta(task))
+            self._modules[task] = self._base.view(delta)
         module = self._modules[task]
-        title = "the base's own task" if task is None else repr(task)
         sizes = inference_batches(module, len(x), batch)
-        return torch.cat([task_logits(module, rows, title) for rows in x.split(sizes)])
+        return torch.cat([task_logits(module, rows, delta) for rows in x.split(sizes)])
 
     def predict_mixed(self, x: Tensor, tasks: Sequence[str | None], batch: int) -> Tensor:
         """Logits of x (N, ...) for the task of each row, as wide as the widest of them, (N, classes)."""
@@ -52,7 +52,7 @@ class Predictor:
             self.delta(name)
         names = [None, *self._tasks]
         if self._mixed is None:
-            self._mixed = MixedModule(self._base.module, self._base.plan, [self.delta(name) for name in names])
+            self._mixed = MixedModule(self._base, [self.delta(name) for name in names])
         position = {name: index for index, name in enumerate(names)}
         rows = torch.tensor([position[name] for name in tasks], device=x.device)
         return self._mixed.batched(x, rows, batch)

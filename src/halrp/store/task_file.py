@@ -113,9 +113,8 @@ def check(delta: Delta, base: Base, what: str) -> Delta:
         )
     plan, weights = base.plan, dict(base.module.named_parameters())
     try:
-        if not delta.plain and not delta.coded:  # the base's own task
-            head = base.module.get_submodule(plan.head)
-            _require(delta.classes == len(next(head.parameters())), "its classes are not those of the base's head")
+        if delta.is_base:
+            _require(delta.classes == base.task.classes, "its classes are not those of the base's head")
             return delta
         adapted = plan.named("adapted")
         small = {n for n, t in plan.named("owned").items() if t.role == "weight"}

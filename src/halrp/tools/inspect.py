@@ -39,7 +39,7 @@ def _task(name: str, entry: Entry, delta: Delta) -> dict[str, Any]:
         "bytes": entry.bytes,
         "classes": delta.classes,
         "class_names": None if delta.class_names is None else list(delta.class_names),
-        "base": not delta.plain,
+        "base": delta.is_base,
         "view": delta.view,
         "precision": delta.precision,
         "ranks": delta.ranks,

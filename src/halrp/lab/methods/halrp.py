@@ -82,7 +82,7 @@ class HalrpMethod(Method):
     def counted(self) -> int:
         """The paper's count: the base's parameters, and non-zeros of every delta without biases and statistics."""
         learner = self._ready()
-        return learner.base_parameters + sum(d.paper_count() for d in learner.tasks.values() if d.owned)
+        return learner.base_parameters + sum(d.paper_count() for d in learner.tasks.values() if not d.is_base)
 
     def details(self) -> dict[str, Any]:
         """Of the newest delta: ranks, view, the importance of each weight, and what its first components would buy."""
