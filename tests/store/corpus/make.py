@@ -1,33 +1,32 @@
-"""Make a store that later versions must still read: `python -m tests.store.corpus.make`, once for each format.
+"""Make stores that later versions must still read: `python -m tests.store.corpus.make NAME`, once for each format.
 
-A corpus is never made again for the same format: that old files can be read is what it proves. Beside the store lie a
-batch of inputs and the logits of every task, `expected.safetensors`.
+A corpus is never made again: that old files can be read is what it proves. Beside the store lie a batch of inputs and
+the logits of every task (`expected.safetensors`), and a checksum of the numbers that each task owns (`tensors.json`),
+which does not depend on the machine.
 """
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from halrp import Flat, Halrp, Learner, Prune, Recipe
-from halrp.store.store import FORMAT
+from halrp import Budget, Delta, Flat, Halrp, Learner, Prune, Recipe, seeding
 
 HERE = Path(__file__).parent
-TASKS: dict[str, Halrp] = {
-    "base": Halrp(allocate=Flat(2)),
-    "float32, full kernels": Halrp(allocate=Flat(2), view="full"),
-    "bfloat16, pruned": Halrp(
-        allocate=Flat(8), precision="bfloat16", compress=Prune(kind="relative", growth=0.2, bound=False)
-    ),
-    "int8, Vögel/鳥": Halrp(allocate=Flat(4), precision="int8"),
-}
+NAMES = ("wren", "rook", "Elster")
+PRUNE = Prune(kind="relative", growth=0.2, bound=False)
 
 
-def model(classes: int = 3) -> nn.Module:
-    """A small picture classifier: adapted convolutions and linear layer, an owned weight, norm buffers, a head."""
+def small_model(classes: int = 3) -> nn.Module:
+    """A small image classifier: adapted convolutions and linear layer, an owned weight, norm buffers, a head."""
     return nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1),
         nn.BatchNorm2d(4),
@@ -42,6 +41,64 @@ def model(classes: int = 3) -> nn.Module:
     )
 
 
+class ConvNet(nn.Module):
+    """A convolutional net with batch norms, a depthwise layer, a tied weight, a layer norm and an unused buffer."""
+
+    scale: Tensor
+
+    def __init__(self, classes: int = 3) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.tensor([0.5]))
+        self.stem = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.depthwise = nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=8, bias=False)
+        self.pointwise = nn.Sequential(nn.Conv2d(8, 16, 1), nn.BatchNorm2d(16), nn.ReLU())
+        self.conv = nn.Conv2d(16, 16, 3, stride=2, padding=1)
+        self.hidden = nn.Linear(64, 32)
+        self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 32)
+        self.second.weight = self.first.weight
+        self.norm = nn.LayerNorm(32)
+        self.fc = nn.Linear(32, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(self.pointwise(self.depthwise(self.stem(x)))).relu().flatten(1)
+        x = self.hidden(x).relu()
+        x = x + self.scale * self.second(self.first(x).relu())
+        return cast(Tensor, self.fc(self.norm(x)))
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A model, and the method and number of classes of each task; the first task makes the base."""
+
+    model: Callable[..., nn.Module]
+    tasks: dict[str, tuple[Halrp, int]]
+    limit: int
+    """Bytes that all files together may have."""
+
+
+SMALL: dict[str, tuple[Halrp, int]] = {
+    "base": (Halrp(allocate=Flat(2)), 3),
+    "float32, full kernels": (Halrp(allocate=Flat(2), view="full"), 3),
+    "bfloat16, pruned": (Halrp(allocate=Flat(8), precision="bfloat16", compress=PRUNE), 3),
+    "int8, Vögel/鳥": (Halrp(allocate=Flat(4), precision="int8"), 3),
+}
+RICH: dict[str, tuple[Halrp, int]] = {
+    "base": (Halrp(allocate=Flat(2)), 3),
+    "float32, kernel means": (Halrp(allocate=Flat(3)), 5),
+    "float32, full kernels, pruned": (Halrp(allocate=Flat(16), view="full", compress=PRUNE), 3),
+    "bfloat16, pruned": (Halrp(allocate=Flat(12), precision="bfloat16", compress=PRUNE), 2),
+    "bfloat16, dense": (Halrp(allocate=Budget(parameters=4_000), view="full", precision="bfloat16"), 3),
+    "int8, dense": (Halrp(allocate=Budget(parameters=3_000), view="full", precision="int8"), 4),
+    "int8, pruned": (Halrp(allocate=Flat(16), precision="int8", compress=PRUNE), 3),
+    "int8, rank 0, Vögel/鳥": (Halrp(allocate=Flat(0), precision="int8"), 3),
+    "float32, all dense": (Halrp(allocate=Budget(parameters=60_000), view="full"), 3),
+}
+CORPORA = {
+    "v1": Corpus(small_model, SMALL, 60_000),
+    "v1-rich": Corpus(ConvNet, RICH, 300_000),
+}
+
+
 def task(number: int, examples: int = 24, classes: int = 3) -> tuple[Tensor, Tensor]:
     """A pattern for each class, in noise."""
     generator = torch.Generator().manual_seed(number)
@@ -50,22 +107,33 @@ def task(number: int, examples: int = 24, classes: int = 3) -> tuple[Tensor, Ten
     return patterns[y] + 0.3 * torch.randn(examples, 1, 8, 8, generator=generator), y
 
 
-def main() -> None:
-    """Learn the tasks and write the corpus of this format."""
-    folder = HERE / f"v{FORMAT}"
+def checksum(delta: Delta) -> str:
+    """A checksum of every number that a task owns, as predictions use it."""
+    factors = {
+        f"{part} of {n}": t for n, f in delta.factors.items() for part, t in zip("rspq", f.tensors(), strict=True)
+    }
+    return seeding.fingerprint({**factors, **delta.owned})
+
+
+def main(name: str) -> None:
+    """Learn the tasks of a corpus and write it."""
+    folder, corpus = HERE / name, CORPORA[name]
     if folder.exists():
-        raise SystemExit(f"{folder} is there; a corpus is never made again for the same format")
+        raise SystemExit(f"{folder} is there; a corpus is never made again")
     torch.manual_seed(0)
-    learner = Learner(model(), recipe=Recipe(epochs=3, batch=8), store=folder / "store")
-    for number, (name, method) in enumerate(TASKS.items()):
+    learner = Learner(corpus.model(), recipe=Recipe(epochs=3, batch=8), store=folder / "store")
+    for number, (task_name, (method, classes)) in enumerate(corpus.tasks.items()):
         learner.method = method
-        learner.learn(name, task(number), class_names=["wren", "rook", "Elster"])
+        names = NAMES if classes == 3 else None
+        learner.learn(task_name, task(number, classes=classes), classes=classes, class_names=names)
     (folder / "store" / "lock").unlink()
     (folder / "store" / "work").rmdir()
     x = task(9, examples=6)[0]
-    logits = {name: learner.predict(x, name) for name in TASKS}
+    logits = {task_name: learner.predict(x, task_name) for task_name in corpus.tasks}
     (folder / "expected.safetensors").write_bytes(safetensors.torch.save({"x": x, **logits}))
+    checksums = {task_name: checksum(delta) for task_name, delta in learner.tasks.items()}
+    (folder / "tensors.json").write_text(f"{json.dumps(checksums, indent=1)}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])
