@@ -57,7 +57,7 @@ def random_start(base: Base, variant: Variant) -> Start:
         columns = inputs if variant.view == "mean" else weight[0].numel()
         p, q = 0.05 * torch.randn(rows, rank), 0.05 * torch.randn(rank, columns)
         factors[name] = Factors(torch.ones(rows), torch.ones(inputs), p, q)
-    return Start(factors, owned, bought={}, scores={})
+    return Start(factors, owned, recovered={}, scores={})
 
 
 def block_of_steps(variant: Variant | None) -> Callable[[], None]:

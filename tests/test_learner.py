@@ -226,7 +226,7 @@ def test_every_method_learns_a_later_task(name: str, kind: str) -> None:
     delta = learner.learn("b", (x, y), val=(x, y))
     assert accuracy(learner.predict(x, "b"), y) > 0.6  # chance is 1/3
     assert delta.bytes > 0
-    assert set(delta.bought) == set(learner._ready.plan.named("adapted"))
+    assert set(delta.recovered) == set(learner._ready.plan.named("adapted"))
 
 
 def test_the_view_is_mean_without_validation_data() -> None:
@@ -304,9 +304,14 @@ def test_a_delta_tells_how_it_was_learned() -> None:
     learner = Learner(net("mlp"), recipe=FAST, method=ROOMY, seed=3, base="given")
     delta = learner.learn("a", tiny_task("mlp", 0), class_names=["x", "y", "z"])
     assert delta.class_names == ("x", "y", "z")
-    assert delta.how["seed"] == 3
-    assert delta.how["recipe"]["epochs"] == FAST.epochs
-    assert delta.how["method"]["allocate"] == {"type": "Budget", "bytes": None, "parameters": None, "growth": 0.9}
+    assert delta.provenance["seed"] == 3
+    assert delta.provenance["recipe"]["epochs"] == FAST.epochs
+    assert delta.provenance["method"]["allocate"] == {
+        "type": "Budget",
+        "bytes": None,
+        "parameters": None,
+        "growth": 0.9,
+    }
     assert json.loads(json.dumps(delta.metadata())) == delta.metadata()
 
 

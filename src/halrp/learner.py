@@ -182,7 +182,9 @@ class Learner:
         groups = [Group(weights, l2=self.method.base_l2), Group(others)]
         self._training(name, "base", net, groups, lesson, self.recipe.epochs, checkpoints).run()
         base = Base(net, self._initial.plan, self._initial.channels_last)
-        delta = Delta(name, lesson.classes, base.fingerprint, class_names=lesson.class_names, how=self._how(lesson))
+        delta = Delta(
+            name, lesson.classes, base.fingerprint, class_names=lesson.class_names, provenance=self._how(lesson)
+        )
         self._commit(base, {name: delta}, checkpoints)
         return delta
 
@@ -205,7 +207,7 @@ class Learner:
         owned = base.owned_tensors(net)
         how: dict[str, Any] = {
             "class_names": lesson.class_names,
-            "how": self._how(lesson),
+            "provenance": self._how(lesson),
             "precision": method.precision,
         }
         fixed = [*_fixed(owned), Fixed("file header", 0, self._header(base, name, classes, owned, how))]
@@ -238,7 +240,9 @@ class Learner:
         start, foreseen = runs[best].start, owned.keys()
         factors, owned = tuned(base, runs[best])
         roles = {n: base.plan.role(n) for n in owned}
-        delta = Delta.pack(name, classes, base.fingerprint, factors, owned, roles, start.bought, runs[best].view, **how)
+        delta = Delta.pack(
+            name, classes, base.fingerprint, factors, owned, roles, start.recovered, runs[best].view, **how
+        )
         if isinstance(method.allocate, Budget):
             late = sorted(owned.keys() - foreseen - start.owned.keys())
             method.allocate.check(Size(delta.parameters, delta.bytes), size, late)
@@ -296,7 +300,7 @@ class Learner:
             raise WrongBaseError(f"the store {folder} was made with another model: {error}") from error
         learner._restore(store)
         if recipe is None and learner.tasks:
-            learner.recipe = recalled_recipe(list(learner.tasks.values())[-1].how)
+            learner.recipe = recalled_recipe(list(learner.tasks.values())[-1].provenance)
         return learner
 
     # ---- the steps' small parts -------------------------------------------------------------------------------

@@ -160,7 +160,7 @@ def test_inspect_json_tells_of_every_task_in_order(learner: Learner, saved: Path
         assert task["ranks"] == delta.ranks
         assert (task["classes"], task["view"], task["precision"]) == (delta.classes, delta.view, delta.precision)
         assert task["bytes"] == (saved / task["file"]).stat().st_size
-        bought = sum(b.predicted * b.explained for b in delta.bought.values())
+        bought = sum(b.predicted * b.share for b in delta.recovered.values())
         assert task["bought_loss"] == pytest.approx(bought)
     assert facts["tasks"][0]["class_names"] == ["red", "green", "blue"]
     assert facts["bytes"] == sum(path.stat().st_size for path in saved.rglob("*.safetensors"))
@@ -259,7 +259,15 @@ def with_plain(learner: Learner, name: str, tensor: Tensor) -> bytes:
     delta = learner.tasks["second task"]
     factors, owned = delta.factors, {**delta.owned, name: tensor}
     forged = type(delta).pack(
-        delta.task, delta.classes, delta.base, factors, owned, delta.roles, delta.bought, "mean", how=delta.how
+        delta.task,
+        delta.classes,
+        delta.base,
+        factors,
+        owned,
+        delta.roles,
+        delta.recovered,
+        "mean",
+        provenance=delta.provenance,
     )
     return forged.to_bytes()
 

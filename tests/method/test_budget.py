@@ -316,7 +316,7 @@ def test_through_the_learner_the_named_minimum_works_and_one_byte_less_does_not(
     least = minimum(model, name, view="mean")
     delta = learn(model, name, bytes_per_task=least, view="mean")
     # The bound on the header has room for longer numbers: 32 bytes a tensor, and 24 digits for what was bought.
-    slack = 32 * len(delta.tensors()) + 3 * 24 * len(delta.bought)
+    slack = 32 * len(delta.tensors()) + 3 * 24 * len(delta.recovered)
     assert least - slack <= delta.bytes <= least
     with pytest.raises(BudgetTooSmall):
         learn(model, name, bytes_per_task=least - 1, view="mean")

@@ -107,7 +107,7 @@ def test_what_truncation_drops_is_the_tail_of_the_spectrum(view: str, rank: int)
 def test_scores_are_importance_times_the_squared_error_that_a_component_makes_in_the_weight() -> None:
     free, base = weights()
     found = start(Halrp(allocate=Flat(2)), "mean")
-    for name, bought in found.bought.items():
+    for name, bought in found.recovered.items():
         factors = found.factors[name]
         residual = free[name] - scaled(base[name], factors.r, factors.s)
         error = free[name] - factors.merged(base[name])
@@ -115,7 +115,7 @@ def test_scores_are_importance_times_the_squared_error_that_a_component_makes_in
         assert bought.importance == pytest.approx(h)
         assert bought.predicted == pytest.approx(h * float(residual.square().sum()), rel=1e-12)
         # The rest of the predicted loss is that of the error which is left.
-        assert bought.explained == pytest.approx(1 - float(error.square().sum() / residual.square().sum()), abs=1e-12)
+        assert bought.share == pytest.approx(1 - float(error.square().sum() / residual.square().sum()), abs=1e-12)
 
 
 def test_the_papers_scores_do_not_count_a_kernels_positions() -> None:
@@ -128,8 +128,8 @@ def test_the_papers_scores_do_not_count_a_kernels_positions() -> None:
     h = float(importance()["conv"])
     bought = h * float(matrix.square().sum())
     rest = h * float((residual - matrix[..., None, None]).square().sum())
-    assert found.bought["conv"].predicted == pytest.approx(bought + rest)
-    assert found.bought["conv"].explained == pytest.approx(bought / (bought + rest))
+    assert found.recovered["conv"].predicted == pytest.approx(bought + rest)
+    assert found.recovered["conv"].share == pytest.approx(bought / (bought + rest))
 
 
 @pytest.mark.parametrize("view", ["mean", "full"])
@@ -146,8 +146,8 @@ def test_whitened_scores_are_the_predicted_loss_of_what_is_dropped(view: str) ->
         unseen = importance()[name] * outside.clamp(min=0)
         total = torch.trace(G @ matrix @ A @ matrix.T) + unseen
         left = torch.trace(G @ error @ A @ error.T) + unseen
-        assert found.bought[name].predicted == pytest.approx(float(total), rel=1e-10)
-        assert found.bought[name].explained == pytest.approx(1 - float(left / total), abs=1e-10)
+        assert found.recovered[name].predicted == pytest.approx(float(total), rel=1e-10)
+        assert found.recovered[name].share == pytest.approx(1 - float(left / total), abs=1e-10)
 
 
 def test_a_budget_that_cuts_the_spectrum_short_still_knows_the_whole_predicted_loss() -> None:
@@ -156,8 +156,8 @@ def test_a_budget_that_cuts_the_spectrum_short_still_knows_the_whole_predicted_l
         method = Halrp(allocate=ALL, decompose=decomposition)
         whole = start(method, "mean", curvature=curvature)
         tight = start(dataclasses.replace(method, allocate=Budget(parameters=90)), "mean", curvature=curvature)
-        for name, bought in tight.bought.items():
-            assert bought.predicted == pytest.approx(whole.bought[name].predicted, rel=1e-10)
+        for name, bought in tight.recovered.items():
+            assert bought.predicted == pytest.approx(whole.recovered[name].predicted, rel=1e-10)
 
 
 def test_ranks_rise_with_the_rate_and_so_does_what_they_explain() -> None:
@@ -166,12 +166,12 @@ def test_ranks_rise_with_the_rate_and_so_does_what_they_explain() -> None:
     for less, more in itertools.pairwise(found):
         for name in SHAPES:
             assert less.factors[name].rank <= more.factors[name].rank
-            assert less.bought[name].explained <= more.bought[name].explained
+            assert less.recovered[name].share <= more.recovered[name].share
     assert sum(f.rank for f in found[0].factors.values()) < sum(f.rank for f in found[-1].factors.values())
     for rate, each in zip(rates, found, strict=True):
-        total = sum(b.predicted for b in each.bought.values())
+        total = sum(b.predicted for b in each.recovered.values())
         # Nothing lies outside the full view, so the shares of the layers add up to at least the rate.
-        assert sum(b.predicted * b.explained for b in each.bought.values()) >= rate * total * (1 - 1e-12)
+        assert sum(b.predicted * b.share for b in each.recovered.values()) >= rate * total * (1 - 1e-12)
 
 
 @pytest.mark.parametrize("view", ["mean", "full"])
@@ -183,13 +183,13 @@ def test_explained_shares_lie_between_zero_and_one(
     view: str, decomposition: Plain | Whitened, rule: LossRate | Flat | Budget
 ) -> None:
     found = start(Halrp(allocate=rule, decompose=decomposition), view, curvature=moments(view))
-    assert set(found.bought) == set(SHAPES) == set(found.factors) | set(found.owned)
-    for name, bought in found.bought.items():
-        assert 0 <= bought.explained <= 1
+    assert set(found.recovered) == set(SHAPES) == set(found.factors) | set(found.owned)
+    for name, bought in found.recovered.items():
+        assert 0 <= bought.share <= 1
         if name in found.owned:
-            assert bought.explained == 1
+            assert bought.share == 1
         elif found.factors[name].rank == 0:
-            assert bought.explained == 0
+            assert bought.share == 0
 
 
 @pytest.mark.parametrize("rule", [LossRate(0.7), Budget(parameters=250)])
@@ -305,7 +305,7 @@ def test_weights_that_did_not_move_need_no_component() -> None:
     for name, factors in found.factors.items():
         # The fitted scales are 1 up to rounding, so the residual is rounding too.
         torch.testing.assert_close(factors.merged(base[name]), base[name], rtol=1e-12, atol=1e-12)
-        assert found.bought[name].predicted < 1e-25
+        assert found.recovered[name].predicted < 1e-25
 
 
 def test_layers_without_importance_get_no_rank() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from halrp.lab.backbones import build
 from halrp.model.codec import PRECISIONS, Precision
-from halrp.model.delta import Bought, Delta
+from halrp.model.delta import Delta, Recovered
 from halrp.model.factors import Factors
 from halrp.model.plan import plan
 from halrp.store.task_file import parse
@@ -45,7 +45,7 @@ def lenet_delta(precision: Precision = "float32") -> Delta:
         factors={n: factors(t.shape[0], t.shape[1], RANKS[n]) for n, t in adapted.items()},
         owned=owned,
         roles={n: layout.role(n) for n in owned},
-        bought={n: Bought(1.0, 2.0, 0.5) for n in adapted},
+        recovered={n: Recovered(1.0, 2.0, 0.5) for n in adapted},
         view="mean",
         precision=precision,
     )
@@ -197,9 +197,9 @@ def test_packing_what_a_delta_holds_gives_the_same_file_in_the_same_precision(pr
     assert parse(once.to_bytes(), "file").to_bytes() == once.to_bytes() == once.to_bytes()
 
 
-@pytest.mark.parametrize("mapping", ["scales", "coded", "shapes", "plain", "roles", "bought", "how"])
+@pytest.mark.parametrize("mapping", ["scales", "coded", "shapes", "plain", "roles", "recovered", "provenance"])
 def test_mappings_are_read_only_and_apart_from_what_was_passed(mapping: str) -> None:
-    passed: dict[str, Any] = {n: {} for n in ("scales", "coded", "shapes", "plain", "roles", "bought", "how")}
+    passed: dict[str, Any] = {n: {} for n in ("scales", "coded", "shapes", "plain", "roles", "recovered", "provenance")}
     delta = Delta("t", 2, "f", **passed)
     passed[mapping]["late"] = None
     assert dict(getattr(delta, mapping)) == {}
@@ -207,9 +207,9 @@ def test_mappings_are_read_only_and_apart_from_what_was_passed(mapping: str) -> 
         getattr(delta, mapping)["late"] = None
 
 
-@pytest.mark.parametrize("mapping", ["factors", "owned", "roles", "bought", "how"])
+@pytest.mark.parametrize("mapping", ["factors", "owned", "roles", "recovered", "provenance"])
 def test_what_is_packed_is_read_only_and_apart_from_what_was_passed(mapping: str) -> None:
-    passed: dict[str, Any] = {name: {} for name in ("factors", "owned", "roles", "bought", "how")}
+    passed: dict[str, Any] = {name: {} for name in ("factors", "owned", "roles", "recovered", "provenance")}
     delta = Delta.pack("t", 2, "f", **passed)
     passed[mapping]["late"] = None
     assert dict(getattr(delta, mapping)) == {}

@@ -80,8 +80,8 @@ def test_what_is_loaded_predicts_saves_and_learns_as_what_was_saved(
     loaded = Learner.load(tmp_path / "one", other, method=method, recipe=FAST)
     x = tiny_task(kind, 7)[0]
     assert same_predictions(learner, loaded, x)
-    assert {n: dataclasses.asdict(b) for n, b in loaded.tasks["t2"].bought.items()} == {
-        n: dataclasses.asdict(b) for n, b in learner.tasks["t2"].bought.items()
+    assert {n: dataclasses.asdict(b) for n, b in loaded.tasks["t2"].recovered.items()} == {
+        n: dataclasses.asdict(b) for n, b in learner.tasks["t2"].recovered.items()
     }
     loaded.save(tmp_path / "two")
     assert snapshot(tmp_path / "one") == snapshot(tmp_path / "two")

@@ -244,7 +244,7 @@ HOSTILE: dict[str, tuple[Edit, type[StoreError], str]] = {
     "how is a text": (_set("how", to="well"), DamagedError, "how it was learned"),
     "how holds NaN": (_set("how", "seed", to=float("nan")), DamagedError, ""),
     "an unknown fact": (_set("extra", to=1), DamagedError, "not written as"),
-    "bought infinity": (_set("bought", "hidden.weight", to=[1e999, 0, 0]), DamagedError, "bought"),
+    "bought infinity": (_set("bought", "hidden.weight", to=[1e999, 0, 0]), DamagedError, "recovered loss"),
     "bought a number too large": (_set("bought", "hidden.weight", to=[10**400, 0, 0]), DamagedError, ""),
     "rank below zero": (_rank(-1), DamagedError, "whole number"),
     "rank above all": (_rank(13), DamagedError, "rank 13, above 12"),

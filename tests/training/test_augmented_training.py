@@ -194,8 +194,8 @@ def test_a_task_tells_how_its_inputs_were_augmented(tmp_path: Path) -> None:
     learner.learn("b", tiny_task("conv", 1), augment=Noise(0.25))
     learner.save(tmp_path)
     loaded = Learner.load(tmp_path, net("conv")).tasks
-    assert "augment" not in loaded["a"].how
-    assert loaded["b"].how["augment"] == {"type": "Noise", "size": 0.25}
+    assert "augment" not in loaded["a"].provenance
+    assert loaded["b"].provenance["augment"] == {"type": "Noise", "size": 0.25}
 
 
 def test_functions_are_told_by_name_without_their_address() -> None:

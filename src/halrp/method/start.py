@@ -19,7 +19,7 @@ from halrp.method.importance import Curvature
 from halrp.method.method import Halrp
 from halrp.method.scales import scaled
 from halrp.model import codec
-from halrp.model.delta import Bought
+from halrp.model.delta import Recovered
 from halrp.model.factors import Factors
 from halrp.model.size import Size
 
@@ -31,7 +31,7 @@ class Start:
     factors: Mapping[str, Factors]
     owned: Mapping[str, Tensor]
     """Weights owned outright, at their free values."""
-    bought: Mapping[str, Bought]
+    recovered: Mapping[str, Recovered]
     scores: Mapping[str, Tensor]
     """For each weight, the loss that each component was predicted to buy, (components,)."""
 
@@ -75,7 +75,7 @@ def truncate(
     return Start(
         {name: _factors(layers[name], rank, method, generator) for name, rank in allocation.ranks.items()},
         {name: free[name].clone() for name in free if name in allocation.owned},
-        {name: _bought(layer, importance[name], allocation.ranks.get(name)) for name, layer in layers.items()},
+        {name: _recovered(layer, importance[name], allocation.ranks.get(name)) for name, layer in layers.items()},
         {name: layer.offer.scores for name, layer in layers.items()},
     )
 
@@ -158,7 +158,7 @@ def _factors(layer: _Layer, rank: int, method: Halrp, generator: torch.Generator
     return Factors(layer.r, layer.s, *decompose.factors(u, sigma, v, rank))
 
 
-def _bought(layer: _Layer, importance: Tensor, rank: int | None) -> Bought:
+def _recovered(layer: _Layer, importance: Tensor, rank: int | None) -> Recovered:
     total = float(layer.offer.scores.sum() + layer.offer.rest)
     kept = total if rank is None else float(layer.offer.scores[:rank].sum())
-    return Bought(float(importance), total, min(1.0, kept / total) if total > 0 else 1.0)
+    return Recovered(float(importance), total, min(1.0, kept / total) if total > 0 else 1.0)

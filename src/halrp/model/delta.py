@@ -33,18 +33,18 @@ METADATA = "halrp"
 
 
 @dataclass(frozen=True)
-class Bought:
-    """What the allocation knew about one layer, and what it paid for."""
+class Recovered:
+    """What the allocation predicted for one layer, and how much of that loss its components recover."""
 
     importance: float
     """What a unit of squared error in this layer costs the loss."""
     predicted: float
     """Predicted loss of dropping the whole residual of this layer."""
-    explained: float
-    """Share of that loss which the kept components buy back, 0 … 1."""
+    share: float
+    """Share of that loss which the stored components recover, 0 … 1."""
 
 
-_WIDEST = Bought(-1.2345678901234567e-300, -1.2345678901234567e-300, -1.2345678901234567e-300)
+_WIDEST = Recovered(-1.2345678901234567e-300, -1.2345678901234567e-300, -1.2345678901234567e-300)
 """Numbers that need as many digits in a file as any."""
 
 
@@ -69,19 +69,19 @@ class Delta:
     """Full private tensors that are written as they are: head, biases, norm parameters, changed buffers."""
     roles: Mapping[str, Role] = field(default_factory=dict)
     """The role of each owned tensor."""
-    bought: Mapping[str, Bought] = field(default_factory=dict)
-    """For each adapted weight, what its components bought."""
+    recovered: Mapping[str, Recovered] = field(default_factory=dict)
+    """For each adapted weight, the predicted loss that its components recover."""
     view: str = ""
     """The convolution view that was used: "mean" or "full"."""
     precision: Precision = "float32"
     """How factors and weights owned outright are written."""
     class_names: tuple[str, ...] | None = None
-    how: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
     """How the task was learned: method, recipe, seed and library version, as plain JSON."""
 
     def __post_init__(self) -> None:
         """Make the mappings read-only."""
-        for name in ("scales", "coded", "shapes", "dtypes", "plain", "roles", "bought", "how"):
+        for name in ("scales", "coded", "shapes", "dtypes", "plain", "roles", "recovered", "provenance"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     @staticmethod
@@ -92,11 +92,11 @@ class Delta:
         factors: Mapping[str, Factors],
         owned: Mapping[str, Tensor],
         roles: Mapping[str, Role],
-        bought: Mapping[str, Bought] | None = None,
+        recovered: Mapping[str, Recovered] | None = None,
         view: str = "",
         precision: Precision = "float32",
         class_names: tuple[str, ...] | None = None,
-        how: Mapping[str, Any] | None = None,
+        provenance: Mapping[str, Any] | None = None,
     ) -> Delta:
         """Write what a task owns in a precision. Tensors that are written as they are, are kept as they are."""
         outright = {n: t for n, t in owned.items() if roles[n] == "weight" and t.dim() > 1}
@@ -111,11 +111,11 @@ class Delta:
             dtypes={n: t.dtype for n, t in outright.items()},
             plain={n: t for n, t in owned.items() if n not in outright},
             roles=roles,
-            bought=bought or {},
+            recovered=recovered or {},
             view=view,
             precision=precision,
             class_names=class_names,
-            how=how or {},
+            provenance=provenance or {},
         )
 
     @cached_property
@@ -148,7 +148,7 @@ class Delta:
     @property
     def importance(self) -> dict[str, float]:
         """What a unit of squared error in each layer costs the loss."""
-        return {name: bought.importance for name, bought in self.bought.items()}
+        return {name: recovered.importance for name, recovered in self.recovered.items()}
 
     @property
     def parameters(self) -> int:
@@ -195,8 +195,8 @@ class Delta:
             "columns": {name: self.coded[f"q/{name}"].columns for name in self.scales},
             "shapes": {n: list(shape) for n, shape in self.shapes.items()},
             "types": {n: str(dtype) for n, dtype in self.dtypes.items()},
-            "bought": {n: [b.importance, b.predicted, b.explained] for n, b in self.bought.items()},
-            "how": dict(self.how),
+            "bought": {n: [r.importance, r.predicted, r.share] for n, r in self.recovered.items()},
+            "how": dict(self.provenance),
         }
 
     def to_bytes(self) -> Content:
@@ -210,10 +210,12 @@ class Delta:
         return len(self.to_bytes()) - sum(t.numel() * t.element_size() for t in self.tensors().values())
 
     def header_bound(self) -> int:
-        """A bound on the header of any task like this one, whatever it buys: `self` has bought nothing yet."""
+        """A bound on the header of any task like this one, whatever its ranks: `self` has no components yet."""
         # The header tells the budget: at its widest, or a minimum named for one budget would not do as the next.
-        method = {**self.how.get("method", {}), "allocate": "." * 96}
-        widest = replace(self, bought=dict.fromkeys(self.scales, _WIDEST), how={**self.how, "method": method})
+        method = {**self.provenance.get("method", {}), "allocate": "." * 96}
+        widest = replace(
+            self, recovered=dict.fromkeys(self.scales, _WIDEST), provenance={**self.provenance, "method": method}
+        )
         return widest.header + 32 * len(widest.tensors())  # ranks and offsets may have more digits than here
 
     def __repr__(self) -> str:

@@ -21,7 +21,7 @@ from torch import Tensor
 from halrp.errors import DamagedError, FormatError, WrongBaseError
 from halrp.model.base import Base
 from halrp.model.codec import PRECISIONS, Coded, unpack
-from halrp.model.delta import FORMAT, METADATA, Bought, Delta
+from halrp.model.delta import FORMAT, METADATA, Delta, Recovered
 
 _PARTS = ("values", "scale", "mask")
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)}
@@ -67,10 +67,12 @@ def _delta(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Delta:
     )
     _require(facts["types"].keys() == shapes.keys(), "shapes and types name different weights")
     _require(all(t in _DTYPES for t in facts["types"].values()), "a type is not a floating one")
-    bought = {}
+    recovered = {}
     for name, values in facts["bought"].items():
-        _require(len(values) == 3 and all(_number(v) for v in values), f"what it bought of {name} is not three numbers")
-        bought[name] = Bought(*map(float, values))
+        _require(
+            len(values) == 3 and all(_number(v) for v in values), f"the recovered loss of {name} is not three numbers"
+        )
+        recovered[name] = Recovered(*map(float, values))
     left = dict(tensors)
 
     def coded(key: str, rows: int, width: int) -> Coded:
@@ -96,11 +98,11 @@ def _delta(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Delta:
         shapes={name: tuple(shape) for name, shape in shapes.items()},
         dtypes={name: _DTYPES[facts["types"][name]] for name in shapes},
         plain=plain,
-        bought=bought,
+        recovered=recovered,
         view=facts["view"],
         precision=facts["precision"],
         class_names=None if names is None else tuple(names),
-        how=facts["how"],
+        provenance=facts["how"],
     )
 
 

@@ -258,7 +258,7 @@ def _header_bytes(model: nn.Module, plan: Plan, rows: Iterable[Row], precision: 
         roles={name: plan.role(name) for name in owned},
         view="mean",
         precision=precision,
-        how={
+        provenance={
             "halrp": __version__,
             "method": describe(Halrp.budget(precision=precision)),
             "recipe": describe(Recipe()),

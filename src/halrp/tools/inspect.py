@@ -31,8 +31,8 @@ def summary(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _task(name: str, entry: Entry, delta: Delta) -> dict[str, Any]:
-    predicted = sum(bought.predicted for bought in delta.bought.values())
-    explained = sum(bought.predicted * bought.explained for bought in delta.bought.values())
+    predicted = sum(layer.predicted for layer in delta.recovered.values())
+    recovered = sum(layer.predicted * layer.share for layer in delta.recovered.values())
     return {
         "name": name,
         "file": entry.file,
@@ -43,12 +43,12 @@ def _task(name: str, entry: Entry, delta: Delta) -> dict[str, Any]:
         "view": delta.view,
         "precision": delta.precision,
         "ranks": delta.ranks,
-        "owned_outright": [weight for weight in delta.shapes if weight in delta.bought],
+        "owned_outright": [weight for weight in delta.shapes if weight in delta.recovered],
         "predicted_loss": predicted,
-        "bought_loss": explained,
+        "bought_loss": recovered,
         "layers": {
-            weight: {"importance": b.importance, "predicted_loss": b.predicted, "explained": b.explained}
-            for weight, b in delta.bought.items()
+            weight: {"importance": layer.importance, "predicted_loss": layer.predicted, "explained": layer.share}
+            for weight, layer in delta.recovered.items()
         },
-        "how": dict(delta.how),
+        "how": dict(delta.provenance),
     }

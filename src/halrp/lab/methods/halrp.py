@@ -90,7 +90,7 @@ class HalrpMethod(Method):
         name, delta = list(learner.tasks.items())[-1]
         found: dict[str, Any] = {"ranks": delta.ranks, "view": delta.view}
         if name in learner.scores:
-            found["importance"] = {n: float(f"{bought.importance:.4g}") for n, bought in delta.bought.items()}
+            found["importance"] = {n: float(f"{layer.importance:.4g}") for n, layer in delta.recovered.items()}
             found["scores"] = {
                 n: [float(f"{score:.3g}") for score in scores[:SHOWN].tolist()]
                 for n, scores in learner.scores[name].items()
