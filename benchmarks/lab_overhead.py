@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from benchmarks.interleaved import arguments, measure, report
 from halrp.lab import backbones, streams
+from halrp.lab.registry import StreamEntry
 from halrp.lab.run import runner
 from halrp.lab.run.cell import Cell
 from halrp.lab.streams import Stream, split_by_class
@@ -83,7 +84,7 @@ def variants(folder: Path) -> dict[str, Callable[[], object]]:
 
 def main() -> None:
     options = arguments(__doc__, rounds=7)
-    streams.STREAMS[NAME] = load
+    streams.STREAMS[NAME] = StreamEntry(load, NAME)
     with tempfile.TemporaryDirectory() as folder:
         report(measure(variants(Path(folder)), "bare loop", options.rounds), options.json)
 

@@ -23,7 +23,7 @@ from halrp.cli.app import app
 from halrp.lab.data import SETS, cache, download, sources
 from halrp.lab.data.download import RetryPolicy
 from halrp.lab.reference import load_reference
-from halrp.lab.streams import ABOUT, STREAMS
+from halrp.lab.registry import STREAMS
 from tests.lab.data.server import Site, serving
 
 REAL = Path(__file__).parents[2].parent / "shared" / "data"
@@ -230,15 +230,15 @@ def test_a_missing_package_is_one_line(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_every_stream_says_which_data_it_needs() -> None:
-    assert {name.partition("@")[0] for name in STREAMS} - {"digits"} == set(ABOUT) - {"digits"}
-    assert {name for about in ABOUT.values() for name in about.sets} == set(SETS)
+    assert {name for entry in STREAMS.values() for name in entry.data_sets} == set(SETS)
+    assert [name for name, entry in STREAMS.items() if not entry.data_sets] == ["digits"]
 
 
-@pytest.mark.parametrize("stream", [name for name, about in ABOUT.items() if about.sets])
+@pytest.mark.parametrize("stream", [name for name, entry in STREAMS.items() if entry.data_sets])
 def test_a_stream_without_data_asks_for_one_of_its_sets(stream: str, tmp_path: Path) -> None:
     run = Run("show", stream, "-o", tmp_path / "sheet.png", "--data", tmp_path / "none")
     assert run.code == 2
-    assert any(f"halrp data get {name}`" in run.error for name in ABOUT[stream].sets)
+    assert any(f"halrp data get {name}`" in run.error for name in STREAMS[stream].data_sets)
 
 
 @pytest.mark.parametrize("command", ["list", "get", "show"])

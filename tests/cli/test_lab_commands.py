@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from halrp.cli.app import app
-from halrp.lab import methods, presets, streams
+from halrp.lab import presets, registry, streams
+from halrp.lab.methods.finetune import FineTune
 from halrp.lab.run import engines, runner
 from tests.commands import invoke
 from tests.lab.run.tiny_cells import BUDGET, FAILING, FINETUNE, STL, SWEEP, Inline, alone, records
@@ -164,7 +165,7 @@ def test_a_damaged_record_fails_its_cell_and_no_other(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_exits_with_130_and_resume_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Interrupted(methods.METHODS["finetune"].make):  # type: ignore[misc]
+    class Interrupted(FineTune):
         def learn(self, task: streams.Task) -> None:
             if len(self.heads) == 2:
                 raise KeyboardInterrupt
@@ -172,7 +173,7 @@ def test_an_interrupted_run_exits_with_130_and_resume_ends_it(tmp_path: Path, mo
 
     which = ("--method", "finetune", "--stream", "digits", "--backbone", "digits-net", "--tasks", 3)
     with monkeypatch.context() as patch:
-        patch.setitem(methods.METHODS, "finetune", methods.Known(Interrupted, "stops"))
+        patch.setitem(registry.METHODS, "finetune", registry.MethodEntry(Interrupted, "stops"))
         found = ran("run", *which, "--epochs", 2, "--recipe", "batch=32")
     assert found.code == 130
     assert "the same command goes on" in found.error
@@ -210,9 +211,9 @@ def test_a_plain_name_on_part_of_the_data_runs_as_the_subset_and_says_so(
 
 def test_methods_lists_all_and_shows_the_settings_of_one() -> None:
     text = ran("methods").out
-    for name, known in methods.METHODS.items():
+    for name, entry in registry.METHODS.items():
         assert name in text
-        assert known.about in text
+        assert entry.description in text
     one = ran("methods", "ewc").out
     assert "strength" in one
     assert "100000.0" in one
@@ -222,17 +223,16 @@ def test_methods_lists_all_and_shows_the_settings_of_one() -> None:
 
 def test_streams_says_how_many_tasks_there_are_and_whether_data_are_here(tmp_path: Path) -> None:
     lines = {line.split()[0]: line for line in ran("streams", "--data", tmp_path).out.splitlines() if line.strip()}
-    assert set(streams.STREAMS) <= set(lines)
+    assert set(registry.stream_names()) <= set(lines)
     assert lines["digits"].split()[1:] == ["10", "×", "5", "none", "yes"]
     assert "no: cifar10, mnist" in lines["five"]
     digits = streams.load("digits")
-    assert streams.ABOUT["digits"][1:3] == (len(digits), digits[0].classes)
+    assert (registry.STREAMS["digits"].tasks, registry.STREAMS["digits"].classes) == (len(digits), digits[0].classes)
     from halrp.lab.reference import load_reference
 
     published = load_reference("task_orders")["orders"]
     for name, key in (("five", "five_dataset"), ("cifar100-split", "cifar100_split"), ("pmnist", "pmnist")):
-        assert streams.ABOUT[name].tasks == len(next(iter(published[key].values())))
-    assert set(streams.ABOUT) == {name.partition("@")[0] for name in streams.STREAMS}
+        assert registry.STREAMS[name].tasks == len(next(iter(published[key].values())))
 
 
 def test_presets_lists_all_and_prints_one_as_it_is() -> None:

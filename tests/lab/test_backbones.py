@@ -33,7 +33,8 @@ def parameters(model: nn.Module) -> int:
 def meta(name: str, classes: int = 10, **settings: Any) -> nn.Module:
     """A backbone without memory: the constructor alone, on no device."""
     with torch.device("meta"):
-        return BACKBONES[name](classes=classes, **settings)
+        module: nn.Module = BACKBONES[name].load()(classes=classes, **settings)
+        return module
 
 
 def norms(model: nn.Module) -> list[nn.BatchNorm1d | nn.BatchNorm2d]:

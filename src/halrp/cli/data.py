@@ -86,7 +86,7 @@ def _row(one: Status, data: Path | None) -> dict[str, Any]:
     """All that the list tells about a data set."""
     from halrp.lab.data.download import begun
     from halrp.lab.data.sources import source
-    from halrp.lab.streams.about import ABOUT
+    from halrp.lab.registry import STREAMS
 
     started, official = begun(one.name, data), source(one.name)
     if one.problem:
@@ -98,7 +98,7 @@ def _row(one: Status, data: Path | None) -> dict[str, Any]:
     return asdict(one) | {
         "state": state,
         "directory": None if one.directory is None else str(one.directory),
-        "streams": [stream for stream, about in ABOUT.items() if one.name in about.sets],
+        "streams": [stream for stream, entry in STREAMS.items() if one.name in entry.data_sets],
         "download_bytes": official.bytes,
         "begun_bytes": started,
         "page": official.page,

@@ -114,8 +114,8 @@ def run_cell(
 
 def _one_cell(preset: str | None, over: Mapping[str, Any]) -> Cell:
     """The cell that the options say, on top of a preset's if there is one."""
-    from halrp.lab import methods
-    from halrp.lab.names import nearest
+    from halrp.lab import registry
+    from halrp.lab.names import check_name
     from halrp.lab.run import sweep
 
     if preset is None:
@@ -128,8 +128,8 @@ def _one_cell(preset: str | None, over: Mapping[str, Any]) -> Cell:
     if "method" not in over and len(known) > 1:
         raise SettingError(f"{name} has several methods; choose one with --method: {', '.join(known)}")
     chosen = over.get("method", known[0])
-    nearest("method", chosen, methods.METHODS)
-    nearest(f"method of {name}", chosen, known)
+    registry.method(chosen)
+    check_name(f"method of {name}", chosen, known)
     rest = {key: value for key, value in over.items() if key != "method"}
     return sweep.expand(document, rest, name, [chosen])[0]
 
@@ -278,19 +278,18 @@ def show_methods(
     """
     import inspect
 
-    from halrp.lab import methods
-    from halrp.lab.names import nearest
+    from halrp.lab import registry
     from halrp.lab.run.cell import describe_all
 
     if name is None:
-        _print(("method", "what it is"), [(key, known.about) for key, known in methods.METHODS.items()])
+        _print(("method", "what it is"), [(key, registry.method(key).description) for key in registry.method_names()])
         return
-    nearest("method", name, methods.METHODS)
-    known = methods.METHODS[name]
-    typer.echo(f"{name}: {known.about}\n")
-    maker = known.make.__init__ if inspect.isclass(known.make) else known.make
+    entry = registry.method(name)
+    typer.echo(f"{name}: {entry.description}\n")
+    build = entry.load()
+    maker = build.__init__ if inspect.isclass(build) else build
     typer.echo(f"{inspect.getdoc(maker) or ''}\n")
-    _print(("setting", "default"), [(key, repr(value)) for key, value in describe_all(known.settings()).items()])
+    _print(("setting", "default"), [(key, repr(value)) for key, value in describe_all(entry.settings()).items()])
     typer.echo(f"\nFor example: halrp run cifar100-split --method {name} --set key=value")
 
 
@@ -299,16 +298,16 @@ def show_streams(data: Data = None) -> None:
 
     Example: halrp streams --data ~/datasets
     """
+    from halrp.lab import registry
     from halrp.lab.data import status
-    from halrp.lab.streams import ABOUT, STREAMS
 
     rows = []
-    for name in STREAMS:
-        about = ABOUT.get(name.partition("@")[0])
-        needed = about.sets if about else ()
-        lacking = [one for one in needed if not status(one, data).present]
-        tasks = f"{about.tasks} × {about.classes}" if about else "?"
-        rows.append((name, tasks, ", ".join(needed) or "none", f"no: {', '.join(lacking)}" if lacking else "yes"))
+    for name in registry.stream_names():
+        entry = registry.stream(name)
+        missing = [data_set for data_set in entry.data_sets if not status(data_set, data).present]
+        tasks = f"{entry.tasks} × {entry.classes}" if entry.tasks else "?"
+        here = f"no: {', '.join(missing)}" if missing else "yes"
+        rows.append((name, tasks, ", ".join(entry.data_sets) or "none", here))
     _print(("stream", "tasks × classes", "data sets", "here"), rows)
     typer.echo("\nTo get data sets: halrp data get NAME. To look at a stream: halrp data show STREAM -o sheet.png")
 

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from halrp.errors import SettingError
-from halrp.lab.names import nearest
+from halrp.lab.names import check_name
 
 if TYPE_CHECKING:
     from halrp.lab.records.aggregate import Loaded, Problem, Record, Row, Table, Value
@@ -115,7 +115,7 @@ def _chosen(
     wanted = {"method": method, "stream": stream, "order": order}
     for name, values in wanted.items():
         for value in values or ():
-            nearest(f"{name} of a record", value, sorted({getattr(run, name) for run in runs}))
+            check_name(f"{name} of a record", value, sorted({getattr(run, name) for run in runs}))
     there = sorted({run.fraction for run in runs})
     for share in fraction or ():
         if not any(math.isclose(share, one) for one in there):

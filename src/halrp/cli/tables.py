@@ -15,7 +15,7 @@ from rich.table import Table as RichTable
 
 from halrp.cli.results import NOTHING, WIDTH, loaded, print_left_out
 from halrp.errors import SettingError
-from halrp.lab.names import nearest
+from halrp.lab.names import check_name
 from halrp.store import atomic
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def tables(
     """
     from halrp.lab.report import texts
 
-    nearest("table", table, KEYS)
+    check_name("table", table, KEYS)
     forms = {"--latex": (latex, texts.latex), "--csv": (csv, texts.csv), "--markdown": (markdown, texts.markdown)}
     asked = {option: to_text for option, (wanted, to_text) in forms.items() if wanted}
     _refuse(list(asked), output)
@@ -119,7 +119,7 @@ def _wanted(
     there = paper.places()
     for name, values, index in (("stream", stream, 0), ("backbone", backbone, 1)):
         for value in values or ():
-            nearest(f"{name} in the paper's tables", value, dict.fromkeys(str(place[index]) for place in there))
+            check_name(f"{name} in the paper's tables", value, dict.fromkeys(str(place[index]) for place in there))
     shares = sorted({place[2] for place in there})
     for share in fraction or ():
         if not any(math.isclose(share, one) for one in shares):

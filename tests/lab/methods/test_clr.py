@@ -89,7 +89,7 @@ def test_a_task_costs_nine_numbers_per_filtered_channel(
     name: str, settings: dict[str, Any], filters: int, norms: int
 ) -> None:
     with torch.device("meta"):
-        net = backbones.BACKBONES[name](classes=5, **settings)
+        net = backbones.BACKBONES[name].load()(classes=5, **settings)
     assert sum(identity_filter(conv).numel() for conv in filtered(net).values()) == filters
     affine = [p for m in net.modules() if isinstance(m, BATCH_NORMS) for p in m.parameters()]
     assert sum(p.numel() for p in affine) == norms

@@ -7,6 +7,7 @@ from itertools import combinations
 
 import pytest
 
+from halrp.lab import registry
 from halrp.lab.methods import METHODS
 from halrp.lab.report import looks
 from halrp.lab.report.figure import Axis, Chart, HeatMap, Series
@@ -45,7 +46,7 @@ def without_green(colour: str) -> tuple[float, float, float]:
 
 
 def test_every_method_has_a_colour_of_its_own_that_light_and_dark_pages_show() -> None:
-    assert set(METHODS) <= set(looks.COLOURS), "a new method needs a colour in halrp.lab.report.looks"
+    assert set(METHODS) <= set(looks.COLOURS), "a new method needs a colour in halrp.lab.registry"
     assert len(set(looks.COLOURS.values())) == len(looks.COLOURS)
     for colour in (*looks.COLOURS.values(), *looks.OTHERS, *looks.BESIDE):
         assert contrast(colour, "#ffffff") >= 2.2
@@ -57,7 +58,7 @@ def test_two_methods_differ_in_colour_or_in_mark(see: object) -> None:
     for one, other in combinations(looks.COLOURS, 2):
         first, second = (see(looks.COLOURS[name]) for name in (one, other))  # type: ignore[operator]
         apart = sum((a - b) ** 2 for a, b in zip(first, second, strict=True)) ** 0.5
-        assert apart > 40 or looks.symbol_of(one) != looks.symbol_of(other), (one, other)
+        assert apart > 40 or registry.mark_of(one) != registry.mark_of(other), (one, other)
 
 
 def test_a_method_keeps_its_colour_whatever_else_a_chart_has() -> None:
@@ -65,8 +66,8 @@ def test_a_method_keeps_its_colour_whatever_else_a_chart_has() -> None:
     for others in ((), (Series("ewc", (1,), (1.0,), method="ewc"), Series("none", (1,), (1.0,)))):
         traces = plot(chart(*others, own))["data"]
         assert traces[-1]["line"]["color"] == looks.COLOURS["halrp-budget"]
-    assert looks.colour_of("of my own") == looks.colour_of("of my own")
-    assert looks.colour_of("of my own") in looks.OTHERS
+    assert registry.colour_of("of my own") == registry.colour_of("of my own")
+    assert registry.colour_of("of my own") in looks.OTHERS
 
 
 def test_series_of_one_method_differ_in_line_and_mark_and_what_is_held_beside_is_dashed() -> None:

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 from halrp.errors import DataError, LabelError, SettingError
 from halrp.lab import streams
 from halrp.lab.data import DataDamaged, DataMissing, Images
+from halrp.lab.registry import StreamEntry
 from halrp.lab.run import runner
 from halrp.lab.run.cell import Cell
 from halrp.lab.streams import Stream, Task
@@ -333,7 +334,7 @@ def test_a_registered_stream_runs_like_any_other(monkeypatch: pytest.MonkeyPatch
     def load_mine(order: str, seed: int, fraction: float, data: object) -> Stream:
         return split_by_class((x, y), 2, name="mine", order=order, seed=seed, fraction=fraction)
 
-    monkeypatch.setitem(streams.STREAMS, "mine", load_mine)
+    monkeypatch.setitem(streams.STREAMS, "mine", StreamEntry(load_mine, "Mine"))
     before = torch.get_rng_state()
     cell = Cell("stl", "mine", "digits-net", order="B", recipe={"epochs": 5, "batch": 16})
     rows = list(runner.run(cell))

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from halrp.errors import SettingError
-from halrp.lab.streams import STREAMS, Task, load
+from halrp.lab.registry import stream_names
+from halrp.lab.streams import Task, load
 from tests.lab.streams.made import read_made, rows, splits
 
 SAME_IMAGES = ("omniglot-rotation", "omniglot-rotation@drawings")
@@ -24,7 +25,7 @@ def train_set(task: Task) -> set[bytes]:
     return rows(task.train.x) | rows(task.val.x) if task.val is not task.train else rows(task.train.x)
 
 
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("name", stream_names())
 def test_tasks_keep_the_contract(made: None, name: str) -> None:
     stream = load(name)
     assert stream.name == name
@@ -43,7 +44,7 @@ def test_tasks_keep_the_contract(made: None, name: str) -> None:
         assert (task.augment is not None) == name.startswith("tinyimagenet")
 
 
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("name", stream_names())
 def test_every_order_is_a_permutation_of_the_same_tasks(made: None, name: str) -> None:
     orders = [load(name, order=order).identities for order in "ABCDE"]
     assert all(sorted(order) == list(range(len(order))) for order in orders)
@@ -52,7 +53,7 @@ def test_every_order_is_a_permutation_of_the_same_tasks(made: None, name: str) -
         load(name, order="b")
 
 
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("name", stream_names())
 def test_names_are_distinct_and_of_use_in_file_names(made: None, name: str) -> None:
     stream = load(name, fraction=0.5)
     names = [task.name for task in (stream if len(stream) <= 20 else stream[::9])]
@@ -60,7 +61,7 @@ def test_names_are_distinct_and_of_use_in_file_names(made: None, name: str) -> N
     assert all(part.isascii() and set(part) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") for part in names)
 
 
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("name", stream_names())
 def test_a_task_is_a_function_of_seed_and_fraction_and_not_of_the_order(made: None, name: str) -> None:
     first = load(name, order="A", seed=3, fraction=0.5)
     other = load(name, order="E", seed=3, fraction=0.5)
@@ -73,7 +74,7 @@ def test_a_task_is_a_function_of_seed_and_fraction_and_not_of_the_order(made: No
     assert train_set(task) != train_set(load(name, seed=4, fraction=0.5)[1])
 
 
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("name", stream_names())
 def test_splits_share_no_image_and_small_fractions_are_part_of_large_ones(made: None, name: str) -> None:
     whole, half = load(name, seed=1)[2], load(name, seed=1, fraction=0.5)[2]
     for task in (whole, half):
@@ -92,7 +93,7 @@ def test_splits_share_no_image_and_small_fractions_are_part_of_large_ones(made: 
     assert len(half.train.y) == pytest.approx(len(whole.train.y) / 2, rel=0.12)  # a few images, rounded
 
 
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("name", stream_names())
 def test_test_images_come_in_an_order_that_mixes_the_classes(made: None, name: str) -> None:
     for seed in (0, 1) if name != "digits" and not name.endswith("@swapped") else (0,):
         y = load(name, seed=seed)[0].test.y
@@ -100,7 +101,7 @@ def test_test_images_come_in_an_order_that_mixes_the_classes(made: None, name: s
         assert int((y[1:] != y[:-1]).sum()) > len(y) // 2
 
 
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("name", stream_names())
 def test_loading_leaves_the_global_generators_as_they_were(made: None, name: str) -> None:
     before, before_numpy = torch.get_rng_state(), repr(np.random.get_state())  # noqa: NPY002  (read, not used)
     _ = load(name)[0]
@@ -163,7 +164,7 @@ def test_a_stream_of_partial_data_is_called_a_subset_whichever_name_is_asked_for
     assert load(f"{name}@subset")[1:3].name == f"{name}@subset"
 
 
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("name", stream_names())
 def test_a_subset_of_whole_data_is_refused_with_the_name_to_use(made: None, name: str) -> None:
-    with pytest.raises(SettingError, match=f"whole. Use the name '{name}'"):
+    with pytest.raises(SettingError, match=f"complete. Use the name '{name}'"):
         load(f"{name}@subset")

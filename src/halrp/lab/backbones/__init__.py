@@ -18,23 +18,10 @@ import torch
 from torch import nn
 
 from halrp.errors import SettingError
-from halrp.lab.backbones.alexnet import AlexNet
-from halrp.lab.backbones.digits_net import DigitsNet
-from halrp.lab.backbones.lenet import LeNet, LeNetLarge
-from halrp.lab.backbones.mlp import MLP
-from halrp.lab.backbones.resnet import ResNet18
-from halrp.lab.names import nearest
+from halrp.lab import registry
+from halrp.lab.registry import BACKBONES
 
 __all__ = ["BACKBONES", "build"]
-
-BACKBONES: dict[str, Callable[..., nn.Module]] = {
-    "lenet": LeNet,
-    "lenet-large": LeNetLarge,
-    "alexnet": AlexNet,
-    "mlp": MLP,
-    "resnet18": ResNet18,
-    "digits-net": DigitsNet,
-}
 
 
 def build(
@@ -45,10 +32,9 @@ def build(
     `shape` is that of one image, (channels, height, width), and is put into the backbone's own settings. Other
     `settings` go to its constructor, for instance `build("resnet18", classes=5, width=20)`.
     """
-    nearest("backbone", name, BACKBONES)
+    make: Callable[..., nn.Module] = registry.backbone(name).load()
     if classes < 1:
         raise SettingError(f"classes={classes} for backbone {name!r}: a head needs at least one class")
-    make = BACKBONES[name]
     if shape is not None:
         settings = _fitted(name, tuple(shape), settings, inspect.signature(make).parameters)
     try:

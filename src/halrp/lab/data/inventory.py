@@ -15,7 +15,7 @@ from halrp.lab.data.images import DataDamaged, LoadedDataSet, Progress
 from halrp.lab.data.reading import Located, is_complete, locate, read
 from halrp.lab.data.sets import SETS
 from halrp.lab.data.sources import sources
-from halrp.lab.names import nearest
+from halrp.lab.names import check_name
 from halrp.lab.reference import load_reference
 
 
@@ -44,7 +44,7 @@ def status(
     name: str, data: str | PathLike[str] | None = None, verify: bool = False, progress: Progress | None = None
 ) -> Status:
     """Tell whether the data set `name` is there, and how. Only `verify` decodes images or reads files."""
-    nearest("data set", name, SETS)
+    check_name("data set", name, SETS)
     chosen = SETS[name]
     located = locate(chosen, data)
     if located is None:

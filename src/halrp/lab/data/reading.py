@@ -12,7 +12,7 @@ from halrp.lab.data.directories import data_directory
 from halrp.lab.data.images import DataDamaged, DataMissing, Decoded, Images, LoadedDataSet, Progress
 from halrp.lab.data.layouts import Layout
 from halrp.lab.data.sets import SETS, DataSet
-from halrp.lab.names import nearest
+from halrp.lab.names import check_name
 from halrp.lab.reference import load_reference
 
 
@@ -31,7 +31,7 @@ def read(name: str, data: str | PathLike[str] | None = None, progress: Progress 
     The layouts of `SETS[name]` are tried in order. Pictures are decoded on the first read, of which `progress` is told,
     and mapped from the cache afterwards: the arrays are read-only.
     """
-    nearest("data set", name, SETS)
+    check_name("data set", name, SETS)
     chosen = SETS[name]
     located = locate(chosen, data)
     if located is None:

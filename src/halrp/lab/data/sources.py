@@ -7,7 +7,7 @@ publishes is None there, and a download that cannot be verified for want of it s
 from dataclasses import dataclass
 from functools import cache
 
-from halrp.lab.names import nearest
+from halrp.lab.names import check_name
 from halrp.lab.reference import load_reference
 
 
@@ -68,5 +68,5 @@ def sources() -> dict[str, Source]:
 def source(name: str) -> Source:
     """The files of the data set `name`."""
     known = sources()
-    nearest("data set", name, known)
+    check_name("data set", name, known)
     return known[name]

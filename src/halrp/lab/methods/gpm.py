@@ -31,7 +31,7 @@ from halrp.lab.methods import network, subspaces
 from halrp.lab.methods.finetune import FineTune
 from halrp.lab.methods.norms import without_running_statistics
 from halrp.lab.methods.protocol import Context, State
-from halrp.lab.names import nearest
+from halrp.lab.names import check_name
 from halrp.lab.streams import Task
 from halrp.model.inference import batch_sizes
 from halrp.training.batches import Data
@@ -121,7 +121,7 @@ class GradientProjection(FineTune):
         """
         if mode not in ("paper", "official"):
             raise SettingError(f"gpm(mode={mode!r}) is unknown; choose 'paper' or 'official'")
-        nearest("benchmark of gpm", benchmark, BENCHMARKS)
+        check_name("benchmark of gpm", benchmark, BENCHMARKS)
         for name, value in (("threshold", threshold), ("rise", rise)):
             if value is not None and not 0 <= value <= 1:
                 raise SettingError(f"gpm({name}={value}) is a share of the energy; it must lie in 0 … 1")

@@ -6,7 +6,7 @@ A preset is a TOML file in the format of `halrp.lab.run.sweep`. Adding one is ad
 import tomllib
 from importlib import resources
 
-from halrp.lab.names import nearest
+from halrp.lab.names import check_name
 
 
 def names() -> list[str]:
@@ -17,7 +17,7 @@ def names() -> list[str]:
 
 def text(name: str) -> str:
     """The preset as it stands in its file, comments included."""
-    nearest("preset", name, names())
+    check_name("preset", name, names())
     return (resources.files(__name__) / f"{name}.toml").read_text("utf-8")
 
 

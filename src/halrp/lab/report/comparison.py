@@ -13,13 +13,13 @@ from typing import Any
 
 from halrp.lab.records.aggregate import Row, Undefined
 from halrp.lab.records.schema import Record
+from halrp.lab.registry import STREAMS
 from halrp.lab.report import paper
 from halrp.lab.report.lines import ORDERS, PLACE, Line, lines
 from halrp.lab.report.paper import Place
 from halrp.lab.report.relations import all_relations, relations
 from halrp.lab.report.table import Column, Table, Value
 from halrp.lab.report.usual import chosen
-from halrp.lab.streams.about import ABOUT
 
 __all__ = ["all_relations", "comparison", "judged", "relations"]
 
@@ -220,4 +220,4 @@ def _steadier(difference: Any, floor: Any) -> str:
 
 
 def _orders(row: Row) -> int:
-    return ABOUT[str(row["stream"])].tasks if row["every_order"] else len(str(row["orders"]).split())
+    return STREAMS[str(row["stream"])].tasks if row["every_order"] else len(str(row["orders"]).split())

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halrp import Recipe
-from halrp.lab import streams
+from halrp.lab import registry
 from halrp.lab.methods import METHODS
 from halrp.lab.records import metrics
 from halrp.lab.records.aggregate import Row, runs_table, summary
@@ -29,26 +29,8 @@ from halrp.lab.report.usual import chosen
 from halrp.lab.run.cell import describe_all
 from halrp.provenance import describe
 
-STREAMS = {
-    "cifar100-split": "CIFAR100-Split",
-    "cifar100-superclass": "CIFAR100-SuperClass",
-    "cifar100-20": "CIFAR100-20",
-    "digits": "Digits",
-    "five": "Five-dataset",
-    "omniglot-rotation": "Omniglot-Rotation",
-    "pmnist": "PMNIST",
-    "pmnist-20": "PMNIST-20",
-    "tinyimagenet-20": "TinyImageNet-20",
-    "tinyimagenet-40": "TinyImageNet-40",
-}
-BACKBONES = {
-    "alexnet": "AlexNet",
-    "digits-net": "DigitsNet",
-    "lenet": "LeNet",
-    "lenet-large": "LeNet-Large",
-    "mlp": "MLP",
-    "resnet18": "ResNet-18",
-}
+STREAMS = {name: entry.title for name, entry in registry.STREAMS.items()}
+BACKBONES = {name: entry.title for name, entry in registry.BACKBONES.items()}
 MAIN = " Of several settings of a method, those of the benchmark's preset are shown, or else those with the most runs."
 """Said of figures that show `Place.main`."""
 
@@ -156,7 +138,7 @@ class Place:
     @property
     def whole(self) -> bool:
         """Whether all tasks of a benchmark were learned, so that the paper's results may stand beside ours."""
-        about = streams.ABOUT.get(self.run.stream)
+        about = registry.STREAMS.get(self.run.stream)
         return about is not None and about.tasks == self.run.tasks
 
     def printed(self, method: str) -> Printed | None:

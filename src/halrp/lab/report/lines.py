@@ -8,10 +8,10 @@ from typing import NamedTuple
 from halrp import Recipe
 from halrp.lab.records.aggregate import Row, Undefined, summary
 from halrp.lab.records.schema import Record
+from halrp.lab.registry import STREAMS
 from halrp.lab.report import paper
 from halrp.lab.report.paper import Place, Printed
 from halrp.lab.report.table import Column, Value
-from halrp.lab.streams.about import ABOUT
 
 ORDERS = 5
 """Under how many orders the paper measures disparity."""
@@ -38,7 +38,7 @@ class Line(NamedTuple):
         if self.row is None:
             return ["not run"]
         stream, backbone, _ = self.place
-        tasks, epochs, wanted = ABOUT[stream].tasks, self.row["epochs"], paper.schedule(stream, backbone)
+        tasks, epochs, wanted = STREAMS[stream].tasks, self.row["epochs"], paper.schedule(stream, backbone)
         found = [] if self.row["tasks"] == tasks else [f"{self.row['tasks']} of {tasks} tasks"]
         if isinstance(epochs, Undefined):
             found.append("epochs unknown")

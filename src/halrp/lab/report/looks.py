@@ -2,58 +2,21 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from halrp.lab import registry
+from halrp.lab.registry import colour_of, mark_of
 from halrp.lab.report.figure import Chart, HeatMap
 from halrp.lab.report.table import Value
 
-METHODS: Final = {
-    "halrp-budget": ("#e0342b", "circle"),
-    "halrp-official": ("#f07f13", "square"),
-    "halrp-paper": ("#b8246f", "diamond"),
-    "halrp-whitened": ("#ee6a84", "triangle-up"),
-    "lrp": ("#c77d5e", "cross"),
-    "random-lrp": ("#8f4a34", "x"),
-    "scales": ("#8a7a2e", "triangle-down"),
-    "stl": ("#7b828b", "star"),
-    "mtl": ("#3d55d1", "square"),
-    "finetune": ("#a3a03c", "diamond"),
-    "l2": ("#77b23f", "x"),
-    "ewc": ("#2b8a3e", "square"),
-    "bn": ("#19a7a1", "circle"),
-    "be": ("#0b7285", "triangle-down"),
-    "apd": ("#2a83d4", "x"),
-    "apdfix": ("#69b1e6", "diamond"),
-    "ibpwf": ("#8560d6", "cross"),
-    "gpm": ("#cf5fc4", "triangle-down"),
-    "wsn": ("#4fbf8b", "square"),
-    "bmkp": ("#c69a12", "star"),
-    "clr": ("#6a8ba3", "cross"),
-    "prd": ("#87408f", "triangle-up"),
-    "iru": ("#ad92de", "triangle-up"),
-}
-"""A colour and a mark for each method. All colours can be seen on white and on the dark page; methods of like colours,
-also to those who see no green, have other marks."""
-COLOURS: Final = {method: colour for method, (colour, _) in METHODS.items()}
-OTHERS: Final = (
-    "#2a83d4",
-    "#f07f13",
-    "#2b8a3e",
-    "#8560d6",
-    "#c69a12",
-    "#b8246f",
-    "#19a7a1",
-    "#8f4a34",
-    "#69b1e6",
-    "#77b23f",
-)
-"""For series that belong to no method, and for methods that are not known."""
+COLOURS: Final = {name: entry.colour for name, entry in registry.METHODS.items()}
+OTHERS: Final = registry.PALETTE
+"""For series that belong to no method, and for methods that are not registered."""
 BESIDE: Final = ("#7b828b", "#8560d6", "#c69a12", "#0b7285")
 """For what belongs to no method and is held beside our runs."""
-SYMBOLS: Final = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down", "star")
+SYMBOLS: Final = registry.MARKS
 DASHES: Final = ("solid", "dot", "dashdot", "longdashdot")
 """Lines of a method that a chart has several times. What is held beside our runs is drawn as "dash"."""
 
@@ -77,17 +40,6 @@ class Look:
         return self.dash == "dash"
 
 
-def colour_of(method: str) -> str:
-    """The colour of a method; one that is not known has always the same of the others."""
-    return COLOURS.get(method) or OTHERS[zlib.crc32(method.encode("utf-8", "replace")) % len(OTHERS)]
-
-
-def symbol_of(method: str) -> str:
-    """The mark of a method, so that methods of like colours can be told apart."""
-    known = METHODS.get(method)
-    return known[1] if known else SYMBOLS[zlib.crc32(method.encode("utf-8", "replace")) % len(SYMBOLS)]
-
-
 def looks(chart: Chart) -> tuple[Look, ...]:
     """The look of each series of a chart."""
     seen: dict[tuple[str, bool], int] = {}
@@ -97,7 +49,7 @@ def looks(chart: Chart) -> tuple[Look, ...]:
         place = seen[kind] = seen.get(kind, -1) + 1
         dash = "dash" if series.dashed else DASHES[place % len(DASHES)] if series.method else "solid"
         if series.method:
-            shift = SYMBOLS.index(symbol_of(series.method)) + place
+            shift = SYMBOLS.index(mark_of(series.method)) + place
             found.append(Look(colour_of(series.method), SYMBOLS[shift % len(SYMBOLS)], dash))
         else:
             colours = BESIDE if series.dashed else OTHERS

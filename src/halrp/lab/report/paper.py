@@ -10,59 +10,26 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
+from halrp.lab import registry
 from halrp.lab.reference import load_reference
 
 Place: TypeAlias = tuple[str, str, float]
 """Where the paper prints results: stream, backbone, fraction."""
 
-NAMES = {
-    "stl": "STL",
-    "mtl": "MTL",
-    "l2": "L2",
-    "ewc": "EWC",
-    "bn": "BN",
-    "be": "BE",
-    "apd": "APD",
-    "apdfix": "APDfix",
-    "ibpwf": "IBPWF",
-    "gpm": "GPM",
-    "wsn": "WSN",
-    "bmkp": "BMKP",
-    "clr": "CLR",
-    "prd": "PRD",
-    "iru": "IRU",
-    "halrp-budget": "HALRP",
-    "halrp-official": "HALRP",
-    "halrp-paper": "HALRP",
+NAMES = {name: entry.paper_name for name, entry in registry.METHODS.items() if entry.paper_name}
+"""What our methods are called in the paper's tables. Three of ours are compared with HALRP."""
+STREAMS = {entry.paper_name: name for name, entry in registry.STREAMS.items() if entry.paper_name}
+BACKBONES = {entry.paper_name: name for name, entry in registry.BACKBONES.items() if entry.paper_name}
+ALIASES = {
+    alias: entry.paper_name for entry in registry.METHODS.values() for alias in entry.paper_aliases if entry.paper_name
 }
-"""What our methods are called in the paper's tables. Three of ours are held against HALRP."""
-
-STREAMS = {
-    "cifar100_split": "cifar100-split",
-    "cifar100_superclass": "cifar100-superclass",
-    "cifar100_20": "cifar100-20",
-    "pmnist": "pmnist",
-    "pmnist20": "pmnist-20",
-    "five_dataset": "five",
-    "omniglot_rotation": "omniglot-rotation",
-    "tinyimagenet_20": "tinyimagenet-20",
-    "tinyimagenet_40": "tinyimagenet-40",
-}
-BACKBONES = {
-    "LeNet": "lenet",
-    "extended LeNet": "lenet-large",
-    "AlexNet": "alexnet",
-    "ResNet18": "resnet18",
-    "MLP": "mlp",
-}
-ALIASES = {"Multitask": "MTL"}
 """Methods with two names in the paper."""
 VARIANTS = {
-    "HALRP": ("halrp-official", "halrp-paper"),
-    "LRP (no importance estimation)": ("lrp",),
-    "Random LRP (random decomposition)": ("random-lrp",),
+    row: tuple(name for name, entry in registry.METHODS.items() if entry.paper_ablation == row)
+    for row in dict.fromkeys(entry.paper_ablation for entry in registry.METHODS.values())
+    if row
 }
-"""Which of our methods the rows of the paper's ablation are held against: those that have its settings."""
+"""Which of our methods the rows of the paper's ablation are compared with: those that have its settings."""
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from torch import nn
 
 from halrp import Recipe, seeding
 from halrp.errors import SettingError
-from halrp.lab import backbones, methods, streams
-from halrp.lab.names import nearest
+from halrp.lab import methods, registry, streams
+from halrp.lab.names import check_name
 from halrp.provenance import describe
 
 
@@ -44,7 +44,7 @@ class Cell:
     def __post_init__(self) -> None:
         """Refuse what cannot be run, before anything is."""
         streams.identities(self.stream, self.order)
-        nearest("backbone", self.backbone, backbones.BACKBONES)
+        registry.backbone(self.backbone)
         for name, good, remedy in (
             ("seed", _whole(self.seed) and 0 <= self.seed < 2**31, "a whole number of at least 0"),
             ("fraction", _number(self.fraction) and 0 < self.fraction <= 1, "a share above 0 and at most 1"),
@@ -61,7 +61,7 @@ class Cell:
         """A cell from a mapping, such as a table of a TOML file; an unknown key is an error with the nearest one."""
         known = [f.name for f in dataclasses.fields(Cell)]
         for key in values:
-            nearest("entry of a cell", key, known)
+            check_name("entry of a cell", key, known)
         for key in ("method", "stream", "backbone"):
             if key not in values:
                 raise SettingError(f"a cell needs a {key}; there is none in {dict(values)}")
@@ -78,7 +78,7 @@ class Cell:
     def canonical(self) -> dict[str, Any]:
         """The configuration without what is the default."""
         values = {name: getattr(self, name) for name in _EMPTY}
-        defaults = methods.METHODS[self.method].settings()
+        defaults = registry.method(self.method).settings()
         values["settings"] = {k: _like(defaults[k], v) for k, v in self.settings.items() if defaults[k] != v}
         values["network"] = dict(self.network)
         values["recipe"] = {k: _like(_RECIPE[k], v) for k, v in self.recipe.items() if _RECIPE[k] != v}
@@ -93,7 +93,7 @@ class Cell:
         """The recipe of the run."""
         known = [f.name for f in dataclasses.fields(Recipe)]
         for key in self.recipe:
-            nearest("setting of a recipe", key, known)
+            check_name("setting of a recipe", key, known)
         try:
             return Recipe(**self.recipe)
         except TypeError as error:

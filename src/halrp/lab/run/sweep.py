@@ -51,7 +51,7 @@ import safetensors
 
 from halrp.errors import HalrpError, SettingError
 from halrp.lab import backbones, methods, presets, streams
-from halrp.lab.names import nearest
+from halrp.lab.names import check_name
 from halrp.lab.run import runner
 from halrp.lab.run.cell import Cell
 
@@ -135,7 +135,7 @@ def expand(
     With `only_methods`, blocks of other methods are left out.
     """
     for key in document:
-        nearest(f"entry of {name}", key, (*FIELDS, *NOT_LAYERS, "grid"))
+        check_name(f"entry of {name}", key, (*FIELDS, *NOT_LAYERS, "grid"))
     if "include" in document:
         return _included(document, over, name, only_methods)
     blocks = document.get("cells", [{}])
@@ -197,7 +197,7 @@ def _layer(table: Mapping[str, Any], where: str) -> Layer:
 def _flat(table: Mapping[str, Any], where: str) -> dict[Place, Any]:
     found: dict[Place, Any] = {}
     for key, value in table.items():
-        nearest(f"entry of {where}", key, FIELDS)
+        check_name(f"entry of {where}", key, FIELDS)
         if key not in TABLES:
             found[key,] = value
         elif isinstance(value, Mapping):
@@ -210,7 +210,7 @@ def _flat(table: Mapping[str, Any], where: str) -> dict[Place, Any]:
 def _place(key: str, where: str) -> Place:
     """Read "order" or "settings.strength"."""
     table, dot, inner = key.partition(".")
-    nearest(f"entry of {where}", table, FIELDS)
+    check_name(f"entry of {where}", table, FIELDS)
     if bool(dot and inner) != (table in TABLES):
         example = f"{table}.name" if table in TABLES else table
         raise SettingError(f"{key!r} is not the place of a value in a cell; write {example}=value")

@@ -19,12 +19,10 @@ is its text "2,0,1".
 Bytes are scaled to 0 … 1 and normalised with `normal`, by default the mean and deviation of all images that do not
 test. Floats are taken as they are; `normal` then says how they were normalised already.
 
-Experiments find a stream by its own name once it is registered under it:
+Experiments find such a stream by its reference, `halrp run --stream my_module:load_birds`, where my_module.py has
 
     def load_birds(order, seed, fraction, data):
-        return stream_from_folder(data or "birds/", 5, name="birds", order=order, seed=seed, fraction=fraction)
-
-    halrp.lab.streams.STREAMS["birds"] = load_birds
+        return stream_from_folder(data or "birds/", 5, order=order, seed=seed, fraction=fraction)
 """
 
 import functools

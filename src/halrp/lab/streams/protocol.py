@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from halrp.errors import SettingError
 from halrp.lab.data import DataDamaged, Images, LoadedDataSet
-from halrp.lab.names import nearest
+from halrp.lab.names import check_name
 from halrp.lab.reference import load_reference
 
 Indices = NDArray[np.intp]
@@ -62,7 +62,7 @@ def identities_of(stream: str, orders: Mapping[str, Sequence[int]], order: str) 
                 f"{identities[-1]}; name each of them once"
             )
         return listed
-    nearest(f"order of stream {stream!r}", order, orders)
+    check_name(f"order of stream {stream!r}", order, orders)
     raise AssertionError("an order that is named is found above")
 
 

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from halrp.lab.records import aggregate
+from halrp.lab.registry import METHODS
 from halrp.lab.report.documents.methods import Place, demo_table, main_table, method_table, methods_table, orderings
 from halrp.lab.report.documents.speed import decoding_table, ratios_table, times_table
 from halrp.lab.report.documents.studies import (
@@ -35,7 +36,7 @@ from halrp.lab.report.files import drawn
 from halrp.lab.report.grouped import Grouped
 from halrp.store import atomic
 
-NINE = ("apd", "apdfix", "ibpwf", "gpm", "wsn", "bmkp", "clr", "prd", "iru")
+NINE = tuple(name for name, entry in METHODS.items() if entry.has_page)
 """Methods that have a page of their own."""
 MAIN = Place("cifar100-split-5", "cifar100-split", 0.05)
 """What the README shows."""
@@ -55,14 +56,7 @@ PLACES = (
 """Where methods are compared. Those that have no records yet are left out."""
 ORDERED = ("cifar100-split-5", "cifar100-split-25", "cifar100-superclass-5")
 """Folders with enough methods to hold their order against the paper's."""
-TUNED = {
-    "apd": ("l1",),
-    "apdfix": ("l1",),
-    "ewc": ("strength",),
-    "iru": ("r1", "r2"),
-    "l2": ("strength",),
-    "wsn": ("share",),
-}
+TUNED = {name: METHODS[name].tuned for name in sorted(METHODS) if METHODS[name].tuned}
 """By method, the settings that validation data were asked for."""
 ABLATED = {
     "halrp-official": ("rate",),
@@ -75,7 +69,7 @@ ABLATED = {
 WARMED = dict.fromkeys(("halrp-official", "halrp-budget"), ("warm_up",))
 USUAL = {"l1": 1e-4, "l2": 1e-4}
 """The penalties with which the warm-up is varied."""
-SIZED = ("halrp-budget", "halrp-official", "wsn", "bmkp", "be", "clr", "stl")
+SIZED = tuple(name for name, entry in METHODS.items() if entry.compared_by_size)
 """Methods whose accuracy is held against their bytes."""
 DOCUMENTS = ("README.md", "docs/results.md", *(f"docs/methods/{name}.md" for name in NINE))
 

@@ -1,0 +1,22 @@
+"""The backbones that come with the package."""
+
+from __future__ import annotations
+
+from halrp.lab.registry.entries import BackboneEntry
+
+BACKBONES: dict[str, BackboneEntry] = {
+    "lenet": BackboneEntry("halrp.lab.backbones.lenet:LeNet", "LeNet", "two convolutions, two linear layers", "LeNet"),
+    "lenet-large": BackboneEntry(
+        "halrp.lab.backbones.lenet:LeNetLarge", "LeNet-Large", "LeNet with three times the channels", "extended LeNet"
+    ),
+    "alexnet": BackboneEntry(
+        "halrp.lab.backbones.alexnet:AlexNet", "AlexNet", "a small AlexNet with batch norm and dropout", "AlexNet"
+    ),
+    "mlp": BackboneEntry("halrp.lab.backbones.mlp:MLP", "MLP", "two hidden layers of 256 units", "MLP"),
+    "resnet18": BackboneEntry(
+        "halrp.lab.backbones.resnet:ResNet18", "ResNet-18", "ResNet-18 with half the channels", "ResNet18"
+    ),
+    "digits-net": BackboneEntry(
+        "halrp.lab.backbones.digits_net:DigitsNet", "DigitsNet", "a small convolutional network for 8×8 images"
+    ),
+}

@@ -1,0 +1,106 @@
+"""The streams that come with the package."""
+
+from __future__ import annotations
+
+from halrp.lab.registry.entries import StreamEntry
+
+STREAMS: dict[str, StreamEntry] = {
+    "digits": StreamEntry(
+        "halrp.lab.streams.digits:load", "Digits", "rotated and permuted handwritten digits", None, 10, 5, (), "drawn"
+    ),
+    "cifar100-split": StreamEntry(
+        "halrp.lab.streams.cifar100:load_split",
+        "CIFAR100-Split",
+        "CIFAR-100, ten classes per task",
+        "cifar100_split",
+        10,
+        10,
+        ("cifar100",),
+        "published",
+    ),
+    "cifar100-superclass": StreamEntry(
+        "halrp.lab.streams.cifar100:load_superclass",
+        "CIFAR100-SuperClass",
+        "CIFAR-100, a superclass per task",
+        "cifar100_superclass",
+        20,
+        5,
+        ("cifar100",),
+        "published",
+    ),
+    "cifar100-20": StreamEntry(
+        "halrp.lab.streams.cifar100:load_20",
+        "CIFAR100-20",
+        "CIFAR-100, five random classes per task",
+        "cifar100_20",
+        20,
+        5,
+        ("cifar100",),
+        "drawn",
+    ),
+    "pmnist": StreamEntry(
+        "halrp.lab.streams.pmnist:load",
+        "PMNIST",
+        "MNIST under permutations of its pixels",
+        "pmnist",
+        10,
+        10,
+        ("mnist",),
+        "published",
+    ),
+    "pmnist-20": StreamEntry(
+        "halrp.lab.streams.pmnist_20:load",
+        "PMNIST-20",
+        "MNIST under twenty permutations",
+        "pmnist20",
+        20,
+        10,
+        ("mnist",),
+        "drawn",
+    ),
+    "five": StreamEntry(
+        "halrp.lab.streams.five:load",
+        "Five-dataset",
+        "five data sets, one per task",
+        "five_dataset",
+        5,
+        10,
+        ("cifar10", "mnist", "svhn", "fashion-mnist", "notmnist"),
+        "published",
+    ),
+    "omniglot-rotation": StreamEntry(
+        "halrp.lab.streams.omniglot:load",
+        "Omniglot-Rotation",
+        "rotated Omniglot characters",
+        "omniglot_rotation",
+        100,
+        12,
+        ("omniglot",),
+        "published",
+        by_identity="sequential",
+        variants={"drawings": "halrp.lab.streams.omniglot:load_drawings"},
+    ),
+    "tinyimagenet-20": StreamEntry(
+        "halrp.lab.streams.tinyimagenet:load_20",
+        "TinyImageNet-20",
+        "TinyImageNet, ten classes per task",
+        "tinyimagenet_20",
+        20,
+        10,
+        ("tinyimagenet",),
+        "published",
+        variants={"swapped": "halrp.lab.streams.tinyimagenet:load_20_swapped"},
+    ),
+    "tinyimagenet-40": StreamEntry(
+        "halrp.lab.streams.tinyimagenet:load_40",
+        "TinyImageNet-40",
+        "TinyImageNet, five classes per task",
+        "tinyimagenet_40",
+        40,
+        5,
+        ("tinyimagenet",),
+        "published",
+        variants={"swapped": "halrp.lab.streams.tinyimagenet:load_40_swapped"},
+    ),
+}
+"""By the name of the benchmark, without a variant."""

@@ -1,0 +1,40 @@
+"""Import an object by its reference, "package.module:attribute", as users write it on a command line or in a file."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from halrp.errors import SettingError
+
+_REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def import_object(kind: str, reference: str) -> Any:
+    """Import the object of a reference, with the current folder on the path.
+
+    `kind` says in errors what the object is: a model, a method. An error that the module itself raises is not caught.
+    """
+    if not _REFERENCE.fullmatch(reference):
+        raise SettingError(
+            f"the {kind} {reference!r} is not of the form package.module:attribute, such as my_{kind}s:build"
+        )
+    module, _, attribute = reference.partition(":")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        value: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there, but something that it needs is not
+        raise SettingError(
+            f"the {kind} {reference!r}: no module named {error.name!r}; install it, or run this in its folder"
+        ) from error
+    for name in attribute.split("."):
+        if not hasattr(value, name):
+            raise SettingError(f"the {kind} {reference!r}: {module} has no {attribute!r}")
+        value = getattr(value, name)
+    return value
