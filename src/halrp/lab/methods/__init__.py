@@ -36,7 +36,8 @@ def make(name: str, context: Context, **settings: Any) -> Method:
     """Make the method `name` with its settings."""
     settings_of(name, settings)
     build: Callable[..., Any] = registry.method(name).load()
-    method = build(context, **settings) if inspect.isclass(build) else _composition(name, build(**settings), context)
+    is_class = inspect.isclass(build)
+    method = build(context, **settings) if is_class else _composition(name, build(**settings), context)
     if not isinstance(method, Method):
         raise SettingError(
             f"method {name!r} is a {type(method).__name__}; it must derive from halrp.lab.methods.Method"
