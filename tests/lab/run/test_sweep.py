@@ -1,5 +1,6 @@
 """Sweeps: how a file becomes cells, what is refused, and what is chosen."""
 
+import dataclasses
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 
 from halrp.errors import SettingError
 from halrp.lab import streams
-from halrp.lab.run import runner, sweep
+from halrp.lab.run import runner, sweep, sweep_file
 from halrp.lab.run.cell import Cell
 from tests.lab.run.tiny_cells import BUDGET, STL, cell
 
@@ -32,6 +33,10 @@ grid.settings.strength = [10, 100]
 
 def expanded(text: str, **over: Any) -> list[Cell]:
     return sweep.expand(tomllib.loads(text), over)
+
+
+def test_a_file_has_the_entries_of_a_cell() -> None:
+    assert tuple(field.name for field in dataclasses.fields(Cell)) == sweep_file.FIELDS
 
 
 def test_lists_make_every_combination_and_blocks_are_layers_on_what_stands_at_the_top() -> None:
