@@ -51,7 +51,7 @@ def variants() -> dict[str, Callable[[], None]]:
 
     def in_memory(channels_last: bool) -> Callable[[], None]:
         device = torch.device("cpu")
-        data, _ = prepare((x, labels), what="noise", device=device, batch=BATCH, channels_last=channels_last)
+        data, _ = prepare((x, labels), name="noise", device=device, batch=BATCH, channels_last=channels_last)
         return lambda: read(data.batches(BATCH, draw))
 
     def loader(source: Dataset[tuple[Tensor, ...]] | Bytes) -> Callable[[], None]:

@@ -22,7 +22,7 @@ from halrp.model.base import Base
 from halrp.model.factors import Factors
 from halrp.model.plan import plan
 from halrp.training.batches import prepare
-from halrp.training.loop import Group, Training
+from halrp.training.loop import Group, Stage, Training
 
 BATCH, BLOCK = 128, 8
 WEIGHTS = ("conv1.weight", "conv2.weight", "linear1.weight", "linear2.weight")
@@ -67,13 +67,13 @@ def block_of_steps(variant: Variant | None) -> Callable[[], None]:
     base = Base(model, plan(model, "head"), channels_last=True)
     recipe = Recipe(epochs=10_000, batch=BATCH)
     source = (torch.randn(BATCH * BLOCK, 3, 32, 32), torch.randint(10, (BATCH * BLOCK,)))
-    data, _ = prepare(source, what="noise", device=base.device, batch=BATCH, channels_last=True)
+    data, _ = prepare(source, name="noise", device=base.device, batch=BATCH, channels_last=True)
     net = base.trainable(10, "benchmark")
     groups = [Group([p for p in net.parameters() if p.requires_grad])]
     if variant is not None:
         run = tuning(base, Halrp.budget(), variant.view, random_start(base, variant), base.owned_tensors(net), 10)
         net, groups = run.net, run.groups
-    training = Training(net, groups, data, recipe, epochs=recipe.epochs, names=("benchmark",))
+    training = Training(net, groups, data, recipe, Stage(recipe.epochs, ("benchmark",)))
     return lambda: void(training.run(training.epoch + 1))
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from halrp import Delta, Halrp, Learner, Progress
 from halrp.errors import BudgetTooSmall, DivergedError
-from halrp.training.loop import Recipe
+from halrp.training.recipe import Recipe
 from tests.helpers import FAST, digest, net, tiny_task
 from tests.test_forgetting import tensors
 

@@ -96,7 +96,7 @@ def test_a_method_that_prunes_cannot_learn_tasks_apart() -> None:
 
 def test_names_and_data_are_checked_before_anything_is_learned() -> None:
     one = learner()
-    with pytest.raises(TaskError, match="cannot tell its data"):
+    with pytest.raises(TaskError, match="cannot read task data"):
         one.learn_many({"a": TASKS["a"], "b": TASKS["b"][0]})
     with pytest.raises(TaskError, match="non-empty"):
         one.learn_many({"a": TASKS["a"], "": TASKS["b"]})

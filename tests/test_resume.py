@@ -153,7 +153,7 @@ def test_the_interrupted_learner_itself_goes_on_too(after: int, whole: Any, tmp_
 
 def test_inside_an_epoch_too(whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files_, epochs, _ = whole
-    monkeypatch.setattr(Training, "_TELL_EVERY", -1.0)
+    monkeypatch.setattr(Training, "REPORT_EVERY", -1.0)
     steps = 0
 
     class Inside(Log):

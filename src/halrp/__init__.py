@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from halrp.model.plan import Plan
     from halrp.store.store import Store
     from halrp.tools.explain import Explanation, explain
-    from halrp.training.loop import Progress, Recipe
+    from halrp.training.progress import Progress
+    from halrp.training.recipe import Recipe
 
 _HOME = {
     "halrp.learner": ("Learner",),
@@ -44,7 +45,8 @@ _HOME = {
     "halrp.model.plan": ("Plan",),
     "halrp.store.store": ("Store",),
     "halrp.tools.explain": ("Explanation", "explain"),
-    "halrp.training.loop": ("Progress", "Recipe"),
+    "halrp.training.progress": ("Progress",),
+    "halrp.training.recipe": ("Recipe",),
 }
 """The module of each public name."""
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

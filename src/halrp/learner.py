@@ -18,7 +18,7 @@ from halrp import parallel, seeding
 from halrp._version import __version__
 from halrp.errors import DataError, HeadError, SettingError, TaskError, UnknownTaskError, WrongBaseError
 from halrp.method import importance
-from halrp.method.budget import Budget, Fixed
+from halrp.method.budget import Budget, FixedCost
 from halrp.method.compress import compress
 from halrp.method.decompose import Whitened
 from halrp.method.method import Halrp
@@ -33,10 +33,13 @@ from halrp.model.plan import plan
 from halrp.model.size import Size
 from halrp.provenance import describe, recalled_recipe
 from halrp.serve.predictor import Predictor
+from halrp.store import atomic
 from halrp.store.store import Store
-from halrp.training.batches import Augment, Data, Lesson, Source, prepare, refuse_batch_of_one
+from halrp.training.batches import Augment, Data, Source, TaskData, prepare, refuse_batch_of_one
 from halrp.training.checkpoint import Checkpoints
-from halrp.training.loop import Group, Notify, Recipe, Training, autocast
+from halrp.training.loop import Group, Hooks, Stage, Training
+from halrp.training.progress import Notify
+from halrp.training.recipe import Recipe, autocast
 
 
 class Learner:
@@ -146,23 +149,27 @@ class Learner:
             if held_out is not None and normalises_by_batch(base.module):
                 refuse_batch_of_one(held_out, self.recipe.batch, f"{name}: val")
             names = None if class_names is None else tuple(map(str, class_names))
-            lesson = Lesson(data, held_out, classes, names, augment)
-            return self._learn_base(name, lesson) if self._base is None else self._learn_delta(self._base, name, lesson)
+            task_data = TaskData(data, held_out, classes, names, augment)
+            return (
+                self._learn_base(name, task_data)
+                if self._base is None
+                else self._learn_delta(self._base, name, task_data)
+            )
 
-    def learn_many(self, tasks: parallel.Lessons, engine: parallel.Engine | None = None) -> dict[str, Delta]:
+    def learn_many(self, tasks: parallel.TaskArguments, engine: parallel.Engine | None = None) -> dict[str, Delta]:
         """Learn several tasks and commit them in the given order; `engine`'s workers learn them side by side.
 
         `tasks` says by name what `learn` takes: `{"birds": ((x, y), (xv, yv)), …}`. An engine has `submit`, as the
         executors of `concurrent.futures` and Dask's clients do. Deltas are those of one-by-one learning, to the bit.
         The first task is learned here if there is no base. When a task fails, those before it stay committed.
         """
-        lessons = {name: parallel.arguments_of(name, lesson) for name, lesson in tasks.items()}
-        for name in lessons:
+        arguments = {name: parallel.arguments_of(name, task_data) for name, task_data in tasks.items()}
+        for name in arguments:
             self._check_name(name)
-        here = [name for i, name in enumerate(lessons) if engine is None or (i == 0 and self._base is None)]
-        found = {name: self.learn(name, **lessons.pop(name)) for name in here}
-        if engine is not None and lessons:
-            for name, delta in parallel.learned_apart(self, lessons, engine):
+        here = [name for i, name in enumerate(arguments) if engine is None or (i == 0 and self._base is None)]
+        found = {name: self.learn(name, **arguments.pop(name)) for name in here}
+        if engine is not None and arguments:
+            for name, delta in parallel.learned_apart(self, arguments, engine):
                 self._commit(self._ready, {**self._tasks, name: delta}, None)
                 found[name] = delta
         return found
@@ -173,32 +180,36 @@ class Learner:
         if name in self._tasks:
             raise TaskError(f"task {name!r} is already learned and never changes; choose another name")
 
-    def _learn_base(self, name: str, lesson: Lesson) -> Delta:
-        checkpoints = self._checkpoints(name, lesson._replace(val=None))
-        net = self._new_net(self._initial, name, lesson)
+    def _learn_base(self, name: str, task_data: TaskData) -> Delta:
+        checkpoints = self._checkpoints(name, task_data._replace(val=None))
+        net = self._new_net(self._initial, name, task_data)
         adapted = self._initial.plan.named("adapted")
         weights = [parameter for n, parameter in net.named_parameters() if n in adapted]
         others = [p for n, p in net.named_parameters() if n not in adapted and p.requires_grad]
         groups = [Group(weights, l2=self.method.base_l2), Group(others)]
-        self._training(name, "base", net, groups, lesson, self.recipe.epochs, checkpoints).run()
+        self._training(name, "base", net, groups, task_data, self.recipe.epochs, checkpoints).run()
         base = Base(net, self._initial.plan, self._initial.channels_last)
         delta = Delta(
-            name, lesson.classes, base.fingerprint, class_names=lesson.class_names, provenance=self._how(lesson)
+            name,
+            task_data.classes,
+            base.fingerprint,
+            class_names=task_data.class_names,
+            provenance=self._how(task_data),
         )
         self._commit(base, {name: delta}, checkpoints)
         return delta
 
-    def _learn_delta(self, base: Base, name: str, lesson: Lesson) -> Delta:
-        method, recipe, val, classes = self.method, self.recipe, lesson.val, lesson.classes
-        checkpoints = self._checkpoints(name, lesson)
+    def _learn_delta(self, base: Base, name: str, task_data: TaskData) -> Delta:
+        method, recipe, val, classes = self.method, self.recipe, task_data.val, task_data.classes
+        checkpoints = self._checkpoints(name, task_data)
         # Warm up: train a copy of the base freely, to see where the task wants to go.
-        net = self._new_net(base, name, lesson)
+        net = self._new_net(base, name, task_data)
         everything = Group([parameter for parameter in net.parameters() if parameter.requires_grad])
-        self._training(name, "warm-up", net, [everything], lesson, method.warm_up, checkpoints).run()
+        self._training(name, "warm-up", net, [everything], task_data, method.warm_up, checkpoints).run()
         # Importance: what an error in each free weight costs.
         weights = base.adapted_weights()
         free = {n: p for n, p in net.named_parameters() if n in weights}
-        judge = lesson.train if val is None else val
+        judge = task_data.train if val is None else val
         with evaluating(net):
             costs = method.importance(net, free, judge, recipe.batch)
             whitens = isinstance(method.decompose, Whitened)
@@ -206,11 +217,11 @@ class Learner:
         # Scales, decomposition, allocation: one start for each view of convolutions that is tried.
         owned = base.owned_tensors(net)
         how: dict[str, Any] = {
-            "class_names": lesson.class_names,
-            "provenance": self._how(lesson),
+            "class_names": task_data.class_names,
+            "provenance": self._how(task_data),
             "precision": method.precision,
         }
-        fixed = [*_fixed(owned), Fixed("file header", 0, self._header(base, name, classes, owned, how))]
+        fixed = [*_fixed(owned), FixedCost("file header", 0, self._header(base, name, classes, owned, how))]
         kernels = {n: base.plan.parameters[n].kernel for n in free}
         size = Size(base.parameter_count, base.size.bytes)
         starts = {
@@ -231,7 +242,7 @@ class Learner:
         runs = [tuning(base, method, view, start, owned, classes) for view, start in starts.items()]
         epochs = recipe.epochs - method.warm_up
         trainings = [
-            self._training(name, f"fine-tune: {run.view}", run.net, run.groups, lesson, epochs, checkpoints)
+            self._training(name, f"fine-tune: {run.view}", run.net, run.groups, task_data, epochs, checkpoints)
             for run in runs
         ]
         best = 0 if val is None or len(runs) == 1 else preferred(trainings, method.trial, val, recipe, checkpoints)
@@ -326,14 +337,16 @@ class Learner:
         """What every random draw of a task is a function of."""
         return self.seed, None if self._base is None else self._base.fingerprint, name
 
-    def _how(self, lesson: Lesson) -> dict[str, object]:
+    def _how(self, task_data: TaskData) -> dict[str, object]:
         how = {"halrp": __version__, "method": describe(self.method), "recipe": describe(self.recipe)}
-        return how | {"seed": self.seed} | ({} if lesson.augment is None else {"augment": describe(lesson.augment)})
+        return (
+            how | {"seed": self.seed} | ({} if task_data.augment is None else {"augment": describe(task_data.augment)})
+        )
 
     def _prepare(self, name: str, part: str, source: Source, classes: int | None) -> tuple[Data, int]:
         return prepare(
             source,
-            what=f"{name}: {part}",
+            name=f"{name}: {part}",
             device=self.device,
             batch=self.recipe.batch,
             classes=classes,
@@ -342,9 +355,9 @@ class Learner:
             drop_last=self.recipe.drop_last and part == "train",
         )
 
-    def _new_net(self, base: Base, name: str, lesson: Lesson) -> nn.Module:
-        net = base.trainable(lesson.classes, *self._names(name))
-        check_outputs(net, next(iter(lesson.train.batches(2, None)))[0], lesson.classes, self.head, name)
+    def _new_net(self, base: Base, name: str, task_data: TaskData) -> nn.Module:
+        net = base.trainable(task_data.classes, *self._names(name))
+        check_outputs(net, next(iter(task_data.train.batches(2, None)))[0], task_data.classes, self.head, name)
         return net
 
     def _training(
@@ -353,31 +366,29 @@ class Learner:
         stage: str,
         net: nn.Module,
         groups: list[Group],
-        lesson: Lesson,
+        task_data: TaskData,
         epochs: int,
         checkpoints: Checkpoints | None,
     ) -> Training:
         return Training(
             net,
             groups,
-            lesson.train,
+            task_data.train,
             self.recipe,
-            epochs=epochs,
-            names=(*self._names(name), stage.partition(":")[0]),
-            task=name,
-            stage=stage,
-            notify=self.progress,
-            checkpoints=checkpoints,
-            augment=lesson.augment,
+            Stage(epochs, (*self._names(name), stage.partition(":")[0]), name, stage),
+            Hooks(augment=task_data.augment),
+            self.progress,
+            checkpoints,
         )
 
-    def _checkpoints(self, name: str, lesson: Lesson) -> Checkpoints | None:
+    def _checkpoints(self, name: str, task_data: TaskData) -> Checkpoints | None:
         """Where this very task may have been interrupted: same names, data, method and recipe."""
         if self._store is None:
             return None
-        examples = lesson.train.identity(), None if lesson.val is None else lesson.val.identity()
-        parts = (*self._names(name), self._body.fingerprint, lesson.classes, *examples, self._how(lesson))
-        return self._store.checkpoints(name, parts)
+        examples = task_data.train.identity(), None if task_data.val is None else task_data.val.identity()
+        parts = (*self._names(name), self._body.fingerprint, task_data.classes, *examples, self._how(task_data))
+        key = atomic.checksum(repr(parts).encode())
+        return Checkpoints(self._store.work_folder(name), key, self._store.checkpoint_every)
 
     def _header(self, base: Base, name: str, classes: int, owned: Mapping[str, Tensor], how: Mapping[str, Any]) -> int:
         """A bound on the bytes of a task's file that are not tensors: names, shapes and how it was learned."""
@@ -405,5 +416,5 @@ class Learner:
         self._base, self._tasks, self._predictor = base, store.read_all(base), None
 
 
-def _fixed(owned: Mapping[str, Tensor]) -> list[Fixed]:
-    return [Fixed(n, t.numel(), t.numel() * t.element_size()) for n, t in owned.items()]
+def _fixed(owned: Mapping[str, Tensor]) -> list[FixedCost]:
+    return [FixedCost(n, t.numel(), t.numel() * t.element_size()) for n, t in owned.items()]

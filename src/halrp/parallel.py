@@ -24,7 +24,7 @@ from halrp.store import task_file
 if TYPE_CHECKING:
     from halrp.learner import Learner
 
-Lessons = Mapping[str, "Mapping[str, Any] | Sequence[Any]"]
+TaskArguments = Mapping[str, "Mapping[str, Any] | Sequence[Any]"]
 """By task name, what `Learner.learn` takes after it: a mapping of its arguments, or `(train,)` or `(train, val)`."""
 
 
@@ -42,21 +42,19 @@ class Engine(Protocol):
         """Start `function(*arguments)` and return at once."""
 
 
-def arguments_of(name: str, lesson: Any) -> dict[str, Any]:
+def arguments_of(name: str, arguments: Any) -> dict[str, Any]:
     """What `Learner.learn` is called with for a task, by name."""
-    if isinstance(lesson, Mapping):
-        return dict(lesson)
-    if isinstance(lesson, (tuple, list)) and 1 <= len(lesson) <= 2 and not isinstance(lesson[0], torch.Tensor):
-        return dict(zip(("train", "val"), lesson, strict=False))
+    if isinstance(arguments, Mapping):
+        return dict(arguments)
+    if isinstance(arguments, (tuple, list)) and 1 <= len(arguments) <= 2 and not isinstance(arguments[0], torch.Tensor):
+        return dict(zip(("train", "val"), arguments, strict=False))
     raise TaskError(
-        f"{name}: cannot tell its data from {type(lesson).__name__}; give (train, val), such as ((x, y), None), or a "
-        "mapping of the arguments of learn, such as {'train': (x, y), 'classes': 3}"
+        f"{name}: cannot read task data from {type(arguments).__name__}; give (train, val), such as ((x, y), None), or "
+        "a mapping of the arguments of learn, such as {'train': (x, y), 'classes': 3}"
     )
 
 
-def learned_apart(
-    learner: Learner, lessons: Mapping[str, dict[str, Any]], engine: Engine
-) -> Iterator[tuple[str, Delta]]:
+def learned_apart(learner: Learner, tasks: Mapping[str, dict[str, Any]], engine: Engine) -> Iterator[tuple[str, Delta]]:
     """Learn tasks on the learner's base in the engine's workers; yield each as it would be committed, in order."""
     if isinstance(learner.method.compress, Prune):
         raise SettingError(
@@ -68,9 +66,11 @@ def learned_apart(
     model, threads = views.clone(base.module), torch.get_num_threads()
     for parameter_name, parameter in model.named_parameters():  # so that a worker comes to the same plan
         parameter.requires_grad_(base.plan.parameters[parameter_name].kind != "shared")
-    waiting = {name: engine.submit(learn_here, model, how, threads, name, lesson) for name, lesson in lessons.items()}
+    waiting = {
+        name: engine.submit(learn_here, model, how, threads, name, arguments) for name, arguments in tasks.items()
+    }
     try:
-        for name in lessons:
+        for name in tasks:
             content = waiting.pop(name).result()
             yield name, task_file.check(task_file.parse(content, name), base, name)
     finally:
@@ -78,12 +78,14 @@ def learned_apart(
             getattr(pending, "cancel", lambda: None)()
 
 
-def learn_here(model: nn.Module, how: Mapping[str, Any], threads: int, name: str, lesson: Mapping[str, Any]) -> bytes:
+def learn_here(
+    model: nn.Module, how: Mapping[str, Any], threads: int, name: str, arguments: Mapping[str, Any]
+) -> bytes:
     """Learn one task on a given base, and return the bytes of its file; this is what a worker runs."""
     from halrp.learner import Learner
 
     with _threads(threads):  # sums of floats depend on how many threads share them
-        return Learner(model, base="given", **how).learn(name, **lesson).to_bytes()
+        return Learner(model, base="given", **how).learn(name, **arguments).to_bytes()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from halrp.errors import DamagedError
-from halrp.training.loop import Recipe
+from halrp.training.recipe import Recipe
 
 
 def describe(value: Any) -> Any:

@@ -10,7 +10,7 @@ from halrp import Recipe
 from halrp.errors import SettingError
 from halrp.lab.backbones import BACKBONES, build
 from halrp.training.batches import InMemory
-from halrp.training.loop import Group, Training
+from halrp.training.loop import Group, Stage, Training
 from tests.helpers import digest
 
 INPUTS = {
@@ -158,7 +158,7 @@ def test_alexnet_trains_to_the_same_bits_from_the_same_names() -> None:
         torch.rand(1)
         model = build("alexnet", 3, shape=(1, 19, 19))
         recipe = Recipe(epochs=1, batch=4, shuffle=False)
-        Training(model, [Group(list(model.parameters()))], data, recipe, epochs=1, names=names).run()
+        Training(model, [Group(list(model.parameters()))], data, recipe, Stage(1, names)).run()
         return digest(model)
 
     with torch.random.fork_rng(devices=[]):

@@ -11,13 +11,13 @@ from torch import nn
 
 from halrp import Budget, Delta, Halrp, Learner
 from halrp.errors import BudgetTooSmall, SettingError
-from halrp.method.budget import Allocation, Fixed, Offer
+from halrp.method.budget import Allocation, FixedCost, LayerOptions
 from halrp.model.codec import PRECISIONS, Precision
 from halrp.model.size import Size
 from tests.helpers import FAST, net, tiny_task
 
-BIAS = Fixed("bias", 10, 40)
-COUNTER = Fixed("counter", 1, 8)
+BIAS = FixedCost("bias", 10, 40)
+COUNTER = FixedCost("counter", 1, 8)
 ANY = Size(0, 0)
 """A base whose size does not matter."""
 
@@ -29,10 +29,10 @@ def offer(
     may_own: bool = True,
     weight: int | None = None,
     unit: int = 1,
-) -> Offer:
+) -> LayerOptions:
     """An offer of a J × I weight whose spectrum has these scores; a number costs `unit`."""
     rows, columns = shape
-    return Offer(
+    return LayerOptions(
         scores=torch.tensor(scores, dtype=torch.float64),
         component=unit * (rows + columns),
         scales=unit * (rows + columns),
@@ -42,19 +42,19 @@ def offer(
     )
 
 
-def cost(offers: Mapping[str, Offer], allocation: Allocation) -> int:
+def cost(offers: Mapping[str, LayerOptions], allocation: Allocation) -> int:
     """What an allocation costs, the fixed part aside."""
     ranks = sum(offers[name].scales + rank * offers[name].component for name, rank in allocation.ranks.items())
     return ranks + sum(offers[name].weight for name in allocation.owned)
 
 
-def bought(offers: Mapping[str, Offer], allocation: Allocation) -> float:
+def bought(offers: Mapping[str, LayerOptions], allocation: Allocation) -> float:
     """Predicted loss that an allocation buys."""
     ranks = sum(float(offers[name].scores[:rank].sum()) for name, rank in allocation.ranks.items())
     return ranks + sum(float(offers[name].scores.sum() + offers[name].rest) for name in allocation.owned)
 
 
-def best(offers: Mapping[str, Offer], limit: int) -> float:
+def best(offers: Mapping[str, LayerOptions], limit: int) -> float:
     """The most that any combination of ranks and owned weights buys within a limit."""
     choices = []
     for name, each in offers.items():
@@ -69,7 +69,7 @@ def best(offers: Mapping[str, Offer], limit: int) -> float:
     return value
 
 
-def random_offer(generator: torch.Generator, shape: tuple[int, int], may_own: bool) -> Offer:
+def random_offer(generator: torch.Generator, shape: tuple[int, int], may_own: bool) -> LayerOptions:
     draws = torch.rand(min(shape), generator=generator, dtype=torch.float64).sort(descending=True).values
     rest = float(torch.rand((), generator=generator)) if may_own else 0.0
     return offer(draws.pow(3).tolist(), shape, rest=rest, may_own=may_own)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from halrp import Budget, Exact, Flat, GradientNorm, Halrp, Legacy, LossRate, Plain, Whitened
 from halrp.method import allocate, decompose
-from halrp.method.budget import Fixed
+from halrp.method.budget import FixedCost
 from halrp.method.importance import Curvature
 from halrp.method.scales import scaled
 from halrp.method.start import Start, truncate
@@ -56,7 +56,7 @@ def start(
     seed: int = 0,
     scale: float = 1.0,
     curvature: Mapping[str, Curvature] | None = None,
-    fixed: tuple[Fixed, ...] = (),
+    fixed: tuple[FixedCost, ...] = (),
     base_size: Size = SMALL,
 ) -> Start:
     free, base = weights(seed)
@@ -213,7 +213,7 @@ def test_a_weight_is_owned_outright_only_where_its_view_can_express_it() -> None
 
 @pytest.mark.parametrize("view", ["mean", "full"])
 def test_a_start_stays_within_every_budget(view: str) -> None:
-    fixed = (Fixed("head", 20, 160),)
+    fixed = (FixedCost("head", 20, 160),)
     least = 20 + sum(sum(shape[:2]) for shape in SHAPES.values())
     sizes = []
     for limit in range(least, least + 500, 13):

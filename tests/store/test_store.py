@@ -281,7 +281,7 @@ def test_the_next_commit_removes_what_others_left_and_nothing_else(tmp_path: Pat
         tmp_path / "tasks" / "t9-0123456789abcdef.safetensors",
         tmp_path / ".manifest.json-12-deadbeef.part",
         tmp_path / "tasks" / ".t1-0123-12-deadbeef.part",
-        tmp_path / "work" / Store(tmp_path)._work("t1").name / "0.safetensors",
+        tmp_path / "work" / Store(tmp_path).work_folder("t1").name / "0.safetensors",
     ]
     foreign = [tmp_path / "notes.txt", tmp_path / "film.part", tmp_path / "tasks" / "mine.safetensors"]
     for path in (*litter, *foreign):

@@ -18,11 +18,11 @@ from halrp import Halrp, Learner, Progress, Recipe, seeding
 from halrp.errors import DataError, SettingError
 from halrp.provenance import describe
 from halrp.training.batches import InMemory
-from halrp.training.loop import Group, Training
+from halrp.training.loop import Group, Hooks, Stage, Training
 from tests.helpers import digest, drawn, net, tiny_task
 from tests.store.test_store import snapshot
 
-NAMES = (0, "base", "task", "stage")
+SEED_KEY = (0, "base", "task", "stage")
 RECIPE = Recipe(epochs=3, batch=8, lr=5e-3)
 METHOD = Halrp.budget(growth_per_task=0.9)
 
@@ -37,12 +37,10 @@ class Noise:
         return x + self.size * torch.randn(x.shape, generator=generator)
 
 
-def training(module: nn.Module, augment: Any, **settings: Any) -> Training:
+def training(module: nn.Module, augment: Any) -> Training:
     data = InMemory(*tiny_task("conv"))
     groups = [Group(list(module.parameters()))]
-    return Training(
-        module, groups, data, RECIPE, **{"epochs": 3, "names": NAMES, "task": "birds", "augment": augment, **settings}
-    )
+    return Training(module, groups, data, RECIPE, Stage(3, SEED_KEY, "birds"), Hooks(augment=augment))
 
 
 def test_every_batch_is_augmented_with_draws_of_its_epoch() -> None:
@@ -52,8 +50,8 @@ def test_every_batch_is_augmented_with_draws_of_its_epoch() -> None:
     optimiser = torch.optim.Adam(theirs.parameters(), fused=True)
     theirs.train()
     for epoch in range(3):
-        chance = seeding.generator(*NAMES, "augment", epoch)
-        order = torch.randperm(24, generator=seeding.generator(*NAMES, "order", epoch))
+        chance = seeding.generator(*SEED_KEY, "augment", epoch)
+        order = torch.randperm(24, generator=seeding.generator(*SEED_KEY, "order", epoch))
         for step, rows in enumerate(order.split(8)):
             optimiser.param_groups[0]["lr"] = RECIPE.rate(3 * epoch + step, 9, 8, 24)
             optimiser.zero_grad()

@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 def ready(source: Any, batch: int = 4, classes: int | None = None, channels_last: bool = False) -> tuple[Any, int]:
-    return prepare(source, what="birds: train", device=CPU, batch=batch, classes=classes, channels_last=channels_last)
+    return prepare(source, name="birds: train", device=CPU, batch=batch, classes=classes, channels_last=channels_last)
 
 
 def rows(count: int) -> tuple[Tensor, Tensor]:
@@ -89,10 +89,10 @@ def test_a_pass_can_leave_out_what_does_not_fill_a_batch(
 
 
 def test_a_data_set_can_leave_out_what_does_not_fill_a_batch() -> None:
-    data, _ = prepare(Pairs(10), what="birds: train", device=CPU, batch=4, drop_last=True)
+    data, _ = prepare(Pairs(10), name="birds: train", device=CPU, batch=4, drop_last=True)
     assert (data.steps(4), data.examples) == (2, 8)
     with pytest.raises(SettingError, match=r"birds: train: Recipe\(batch=12, drop_last=True\) .* 10 examples"):
-        prepare(Pairs(10), what="birds: train", device=CPU, batch=12, drop_last=True)
+        prepare(Pairs(10), name="birds: train", device=CPU, batch=12, drop_last=True)
 
 
 @pytest.mark.parametrize(

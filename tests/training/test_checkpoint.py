@@ -16,7 +16,9 @@ from halrp.model.base import set_memory_format
 from halrp.store import atomic
 from halrp.training.batches import InMemory, prepare
 from halrp.training.checkpoint import Checkpoints
-from halrp.training.loop import Group, Progress, Recipe, Training
+from halrp.training.loop import Group, Stage, Training
+from halrp.training.progress import Notify, Progress
+from halrp.training.recipe import Recipe
 from tests.helpers import CLASSES, drawn, net, tiny_task
 
 EPOCHS = 4
@@ -65,17 +67,23 @@ NETS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
 }
 
 
-def training(kind: str = "dropout", checkpoints: Checkpoints | None = None, **settings: Any) -> Training:
+def training(
+    kind: str = "dropout",
+    checkpoints: Checkpoints | None = None,
+    *,
+    stage: str = "stage",
+    recipe: Recipe = RECIPE,
+    notify: Notify | None = None,
+) -> Training:
     """A training of a net, its last parameters with penalties."""
     task, build = NETS[kind]
     module = drawn(build)
     x, y = tiny_task(task)
     x = x.double() if kind == "double" else x
-    data, _ = prepare((x, y), what="task", device=torch.device("cpu"), batch=RECIPE.batch)
+    data, _ = prepare((x, y), name="task", device=torch.device("cpu"), batch=RECIPE.batch)
     *first, last = module.parameters()
     groups = [Group(first, l2=1e-3), Group([last], l1=1e-3)]
-    arguments: dict[str, Any] = {"recipe": RECIPE, "epochs": EPOCHS, "names": ("a",), "stage": "stage"} | settings
-    return Training(module, groups, data, checkpoints=checkpoints, **arguments)
+    return Training(module, groups, data, recipe, Stage(EPOCHS, ("a",), name=stage), None, notify, checkpoints)
 
 
 def state(run: Training) -> dict[str, Tensor]:
@@ -102,11 +110,11 @@ def test_going_on_after_any_epoch_is_bit_identical_to_never_having_stopped(kind:
 
         with pytest.raises(Interrupt):
             training(kind, checkpoints, notify=stop).run()
-        told: list[int] = []
-        resumed = training(kind, checkpoints, notify=lambda at, told=told: told.append(at.epoch))
+        reports: list[Progress] = []
+        resumed = training(kind, checkpoints, notify=reports.append)
         assert resumed.epoch == epoch
         resumed.run()
-        assert told == list(range(epoch + 1, EPOCHS + 1))
+        assert [report.epoch for report in reports] == list(range(epoch + 1, EPOCHS + 1))
         assert same(state(resumed), state(whole))
         assert resumed._step == whole._step
 
@@ -129,7 +137,7 @@ def test_an_epoch_that_was_not_finished_is_begun_again(tmp_path: Path, monkeypat
             raise Interrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "_TELL_EVERY", -1.0)
+        patch.setattr(Training, "REPORT_EVERY", -1.0)
         with pytest.raises(Interrupt):
             training(checkpoints=checkpoints, notify=stop).run()
     resumed = training(checkpoints=checkpoints)
@@ -184,8 +192,7 @@ def test_frozen_weights_are_not_kept_again(tmp_path: Path) -> None:
         [Group(list(module.parameters()))],
         InMemory(x, y),
         RECIPE,
-        epochs=1,
-        names=("a",),
+        Stage(1, ("a",)),
         checkpoints=Checkpoints(tmp_path, "key"),
     )
     run.run()

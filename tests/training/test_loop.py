@@ -16,10 +16,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from halrp import Progress, Recipe, seeding
 from halrp.errors import DivergedError, SettingError
 from halrp.training.batches import InMemory, prepare
-from halrp.training.loop import Group, Training, evaluate
+from halrp.training.evaluate import evaluate
+from halrp.training.loop import Group, Hooks, Stage, Training
+from halrp.training.progress import Notify
 from tests.helpers import digest, drawn, net, tiny_task
 
-NAMES = (0, "base", "task", "stage")
+SEED_KEY = (0, "base", "task", "stage")
 RECIPE = Recipe(epochs=3, batch=5, lr=1e-2)
 
 
@@ -30,11 +32,17 @@ def task(kind: str = "mlp", examples: int = 13, dtype: torch.dtype = torch.float
 
 
 def training(
-    module: nn.Module, data: Any, recipe: Recipe = RECIPE, groups: Iterable[Group] | None = None, **settings: Any
+    module: nn.Module,
+    data: Any,
+    recipe: Recipe = RECIPE,
+    groups: Iterable[Group] | None = None,
+    seed_key: tuple[object, ...] = SEED_KEY,
+    notify: Notify | None = None,
+    **hooks: Any,
 ) -> Training:
     groups = [Group(list(module.parameters()))] if groups is None else groups
-    options: dict[str, Any] = {"epochs": recipe.epochs, "names": NAMES, "task": "birds", "stage": "warm-up"}
-    return Training(module, groups, data, recipe, **(options | settings))
+    stage = Stage(recipe.epochs, seed_key, "birds", "warm-up")
+    return Training(module, groups, data, recipe, stage, Hooks(**hooks), notify)
 
 
 def by_hand(
@@ -52,7 +60,7 @@ def by_hand(
     for epoch in range(recipe.epochs):
         order = torch.arange(data.examples)
         if recipe.shuffle:
-            order = torch.randperm(data.examples, generator=seeding.generator(*NAMES, "order", epoch))
+            order = torch.randperm(data.examples, generator=seeding.generator(*SEED_KEY, "order", epoch))
         for rows in order.split(recipe.batch):
             for group in optimiser.param_groups:
                 group["lr"] = rate(step)
@@ -114,7 +122,7 @@ def test_a_task_smaller_than_a_batch_still_falls_by_its_factor_per_pass() -> Non
 def test_a_loader_falls_by_its_factor_per_pass_whatever_the_recipes_batch() -> None:
     x, y = tiny_task("mlp", examples=20)
     loader = DataLoader(TensorDataset(x, y), batch_size=4)
-    data, _ = prepare(loader, what="task", device=torch.device("cpu"), batch=128)
+    data, _ = prepare(loader, name="task", device=torch.device("cpu"), batch=128)
     rates, _ = seen(data, Recipe(epochs=2, batch=128, lr=0.1, decay=0.5))
     assert rates == pytest.approx([0.1 * 0.5 ** (step / 5) for step in range(10)], rel=1e-12)
 
@@ -214,16 +222,16 @@ def test_a_run_in_parts_is_one_run() -> None:
     assert digest(whole) == digest(parts)
 
 
-def test_dropout_masks_are_functions_of_names_alone() -> None:
-    def trained(names: tuple[object, ...], noise: int) -> str:
+def test_dropout_masks_are_functions_of_the_seed_key_alone() -> None:
+    def trained(seed_key: tuple[object, ...], noise: int) -> str:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(noise)
             module = net("transformer")
-            training(module, task("transformer"), dataclasses.replace(RECIPE, shuffle=False), names=names).run()
+            training(module, task("transformer"), dataclasses.replace(RECIPE, shuffle=False), seed_key=seed_key).run()
             return digest(module)
 
-    assert trained(NAMES, 1) == trained(NAMES, 2)
-    assert trained(NAMES, 1) != trained((1, *NAMES[1:]), 1)
+    assert trained(SEED_KEY, 1) == trained(SEED_KEY, 2)
+    assert trained(SEED_KEY, 1) != trained((1, *SEED_KEY[1:]), 1)
 
 
 def test_every_epoch_has_dropout_masks_of_its_own() -> None:
@@ -271,7 +279,7 @@ def test_progress_is_told_at_every_epoch_with_the_mean_loss_of_its_examples() ->
 
 
 def test_progress_inside_an_epoch_counts_its_steps_and_has_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Training, "_TELL_EVERY", -1.0)
+    monkeypatch.setattr(Training, "REPORT_EVERY", -1.0)
     events: list[Progress] = []
     training(net("mlp"), task(), notify=events.append).run(until=2)
     assert [(e.epoch, e.step, e.loss is None) for e in events] == [

@@ -19,10 +19,11 @@ from halrp.errors import SettingError
 from halrp.provenance import describe, recalled_recipe
 from halrp.training.batches import InMemory, prepare
 from halrp.training.checkpoint import Checkpoints
-from halrp.training.loop import Group, Training, evaluate
+from halrp.training.evaluate import evaluate
+from halrp.training.loop import Group, Hooks, Stage, Training
 from tests.helpers import digest, drawn, net, tiny_task
 
-NAMES = (0, "base", "task", "stage")
+SEED_KEY = (0, "base", "task", "stage")
 SGD = Recipe(epochs=3, batch=5, lr=1e-2, optimiser="sgd", momentum=0.9)
 RECIPES = {
     "adam": Recipe(epochs=3, batch=5, lr=1e-2),
@@ -37,10 +38,12 @@ def task(kind: str = "mlp", examples: int = 13, dtype: torch.dtype = torch.float
     return InMemory(x.to(dtype), y)
 
 
-def training(module: nn.Module, recipe: Recipe, data: Any = None, **settings: Any) -> Training:
-    groups = settings.pop("groups", [Group(list(module.parameters()))])
-    options: dict[str, Any] = {"epochs": recipe.epochs, "names": NAMES, "task": "birds", "stage": "warm-up"}
-    return Training(module, groups, task() if data is None else data, recipe, **(options | settings))
+def training(module: nn.Module, recipe: Recipe, data: Any = None, **hooks: Any) -> Training:
+    groups = hooks.pop("groups", [Group(list(module.parameters()))])
+    checkpoints = hooks.pop("checkpoints", None)
+    stage = Stage(recipe.epochs, SEED_KEY, "birds", "warm-up")
+    data = task() if data is None else data
+    return Training(module, groups, data, recipe, stage, Hooks(**hooks), checkpoints=checkpoints)
 
 
 @pytest.mark.parametrize("scale", [1.0, 10.0])
@@ -53,7 +56,7 @@ def test_sgd_is_the_textbook_rule(momentum: float, l2: float, scale: float) -> N
     velocity = [torch.zeros_like(p) for p in theirs.parameters()]
     step = 0
     for epoch in range(3):
-        order = torch.randperm(13, generator=seeding.generator(*NAMES, "order", epoch))
+        order = torch.randperm(13, generator=seeding.generator(*SEED_KEY, "order", epoch))
         for rows in order.split(5):
             theirs.zero_grad()
             F.cross_entropy(theirs(data.x[rows]), data.y[rows]).backward()
@@ -215,7 +218,7 @@ def test_leaving_out_the_only_batch_is_refused_with_both_numbers() -> None:
 
 def test_a_loader_of_the_users_own_keeps_its_last_batch() -> None:
     loader = DataLoader(TensorDataset(*tiny_task("mlp", examples=13)), batch_size=5)
-    data, _ = prepare(loader, what="birds", device=torch.device("cpu"), batch=99, drop_last=True)
+    data, _ = prepare(loader, name="birds", device=torch.device("cpu"), batch=99, drop_last=True)
     sizes: list[int] = []
 
     def loss(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:

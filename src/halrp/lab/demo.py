@@ -22,7 +22,7 @@ from halrp.lab.report.build import build, made_from
 from halrp.lab.report.page import page
 from halrp.lab.run import cell, runner
 from halrp.store import atomic
-from halrp.training import loop
+from halrp.training import progress as training_progress
 
 RECIPE = {"epochs": 12, "batch": 32, "lr": 2e-3}
 OFFICIAL_GROWTH = 0.4
@@ -107,11 +107,11 @@ def _cell(
     return cell.Cell(name, "digits", "digits-net", seed=seed, settings=settings, recipe=recipe, tasks=tasks)
 
 
-def _on_bar(progress: Progress, bar: Any, epochs: int) -> loop.Notify:
+def _on_bar(progress: Progress, bar: Any, epochs: int) -> training_progress.Notify:
     """Move a bar by finished epochs. A trial of the second view stands still: it repeats epochs already counted."""
     begun: dict[str, int] = {}
 
-    def notify(event: loop.Progress) -> None:
+    def notify(event: training_progress.Progress) -> None:
         if event.loss is None:
             return
         tried = begun.setdefault(event.task, len(begun)) * epochs

@@ -24,7 +24,7 @@ DEFAULT_SHARE = 0.02
 
 
 @dataclass(frozen=True, eq=False)
-class Offer:
+class LayerOptions:
     """What can be bought in one adapted weight. Costs are in the unit of the budget, bytes or numbers."""
 
     scores: Tensor
@@ -42,7 +42,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Fixed:
+class FixedCost:
     """A part of a task that cannot be shrunk: its name and its size in numbers and bytes."""
 
     name: str
@@ -97,7 +97,7 @@ class Budget:
             return int(self.growth * base.parameters)
         return int(self.bytes if self.bytes is not None else DEFAULT_SHARE * base.bytes)
 
-    def allocate(self, offers: Mapping[str, Offer], fixed: Sequence[Fixed], base: Size) -> Allocation:
+    def allocate(self, offers: Mapping[str, LayerOptions], fixed: Sequence[FixedCost], base: Size) -> Allocation:
         """Choose ranks so that fixed part, scales and components stay within the bound."""
         limit = self.limit(base)
         parts = [(part.bytes if self.in_bytes else part.parameters, part.name) for part in fixed]
@@ -145,7 +145,7 @@ class _Steps(NamedTuple):
     components: int
 
 
-def _steps(offer: Offer) -> _Steps:
+def _steps(offer: LayerOptions) -> _Steps:
     most = offer.scores.shape[0]
     if not offer.may_own:
         return _Steps(offer.scores, torch.full((most,), offer.component), most)

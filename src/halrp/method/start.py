@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from halrp.method import allocate, decompose
-from halrp.method.budget import Allocation, Budget, Fixed, Offer
+from halrp.method.budget import Allocation, Budget, FixedCost, LayerOptions
 from halrp.method.importance import Curvature
 from halrp.method.method import Halrp
 from halrp.method.scales import scaled
@@ -45,7 +45,7 @@ class _Layer(NamedTuple):
     u: Tensor
     sigma: Tensor
     v: Tensor
-    offer: Offer
+    offer: LayerOptions
 
 
 @torch.no_grad()
@@ -56,7 +56,7 @@ def truncate(
     curvature: Mapping[str, Curvature],
     method: Halrp,
     views: Mapping[str, str],
-    fixed: Sequence[Fixed],
+    fixed: Sequence[FixedCost],
     base_size: Size,
     generator: torch.Generator,
 ) -> Start:
@@ -130,7 +130,7 @@ def _take_apart(
         rest = importance * left_out.clamp(min=0) + tail.clamp(min=0)
     component, scales, weight = _prices(method, base, matrix)
     may_own = kernel == 1  # a kernel's mean keeps to the form of the view
-    offer = Offer(scores, component, scales, weight, rest, may_own)
+    offer = LayerOptions(scores, component, scales, weight, rest, may_own)
     return _Layer(r, s, matrix, u, sigma, v, offer)
 
 
@@ -141,7 +141,7 @@ def _cost(matrix: Tensor, curvature: Curvature, method: Halrp) -> Tensor:
     return ((G @ matrix @ A) * matrix).sum()
 
 
-def _allocate(layers: Mapping[str, _Layer], method: Halrp, fixed: Sequence[Fixed], base_size: Size) -> Allocation:
+def _allocate(layers: Mapping[str, _Layer], method: Halrp, fixed: Sequence[FixedCost], base_size: Size) -> Allocation:
     if isinstance(method.allocate, Budget):
         return method.allocate.allocate({name: layer.offer for name, layer in layers.items()}, fixed, base_size)
     return Allocation(method.allocate({name: layer.offer.scores for name, layer in layers.items()}))

@@ -13,7 +13,9 @@ from halrp.model.base import Base
 from halrp.model.factors import Factors
 from halrp.training.batches import Data
 from halrp.training.checkpoint import Checkpoints
-from halrp.training.loop import Group, Recipe, Training, evaluate
+from halrp.training.evaluate import evaluate
+from halrp.training.loop import Group, Training
+from halrp.training.recipe import Recipe
 
 
 class Tuning(NamedTuple):

@@ -41,7 +41,6 @@ from halrp.model.base import Base
 from halrp.model.delta import Delta
 from halrp.model.layers.head import new_head
 from halrp.store import atomic, task_file
-from halrp.training.checkpoint import Checkpoints
 
 FORMAT = 1
 _BASE = re.compile(r"base-[0-9a-f]{16}\.safetensors")
@@ -267,12 +266,8 @@ class Store:
                     atomic.flush_folder(self.folder)
             self._tidy(new)
 
-    def checkpoints(self, name: str, parts: Sequence[object]) -> Checkpoints:
-        """Where trainings of a task are kept until it is committed."""
-        digest = atomic.checksum(repr(tuple(parts)).encode())
-        return Checkpoints(self._work(name), digest, self.checkpoint_every)
-
-    def _work(self, name: str) -> Path:
+    def work_folder(self, name: str) -> Path:
+        """Where checkpoints of a task may lie until it is committed."""
         digest = atomic.checksum(name.encode(errors="surrogatepass"))
         return self.folder / "work" / f"{slug(name)}-{digest[:16]}"
 
@@ -316,7 +311,7 @@ class Store:
                 if ours and relative not in named and path.is_file():
                     path.unlink(missing_ok=True)
         left = set((self.folder / "work").glob("*"))
-        for folder in left & {self._work(name) for name in manifest.tasks} if left else ():
+        for folder in left & {self.work_folder(name) for name in manifest.tasks} if left else ():
             shutil.rmtree(folder, ignore_errors=True)
 
 

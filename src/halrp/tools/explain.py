@@ -28,7 +28,7 @@ from halrp.model.delta import Delta
 from halrp.model.factors import Factors
 from halrp.model.plan import BATCH_NORMS, NORMS, ParameterPlan, Plan, Problem, Role, examine
 from halrp.provenance import describe
-from halrp.training.loop import Recipe
+from halrp.training.recipe import Recipe
 
 MODEL = "(model)"
 """The name of a row about the model as a whole."""

@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from halrp import seeding
-from halrp.errors import BatchOfOneError, DataError, LabelError, SettingError
+from halrp.errors import BatchOfOneError, DataError, SettingError
 from halrp.model.inference import batch_sizes
+from halrp.objectives import classification
 
 Source: TypeAlias = "tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]"
 Augment: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
@@ -42,8 +43,8 @@ class Data(Protocol):
         """Yield `(x, y)` on the model's device, shuffled by the generator or in the stored order."""
 
 
-class Lesson(NamedTuple):
-    """What a task is learned from."""
+class TaskData(NamedTuple):
+    """Everything that a task is learned from."""
 
     train: Data
     val: Data | None
@@ -130,7 +131,7 @@ class Loaded:
                 continue
             if not x.is_cuda:  # a check on the device would wait for it at every step
                 _check_inputs(x, f"batch {number}")
-                _check_labels(y, self.classes, f"batch {number}")
+                classification.check_labels(y, self.classes, f"batch {number}")
             x = x.to(self.device, non_blocking=True)
             if self.channels_last and x.dim() == 4:
                 x = x.contiguous(memory_format=torch.channels_last)
@@ -142,7 +143,7 @@ class Loaded:
 def prepare(
     source: Source,
     *,
-    what: str,
+    name: str,
     device: torch.device,
     batch: int,
     classes: int | None = None,
@@ -152,7 +153,7 @@ def prepare(
 ) -> tuple[Data, int]:
     """Check a task's data and return it in uniform shape with its number of classes.
 
-    `what` names the data in errors (for example `"birds: train"`). Without `classes`, it is the largest label plus
+    `name` names the data in errors (for example `"birds: train"`). Without `classes`, it is the largest label plus
     one, found by reading the labels once. `drop_last` leaves out the incomplete last batch of a `Dataset`.
     """
     if type(source) is TensorDataset and len(source.tensors) == 2:  # a subclass may transform what it yields
@@ -160,34 +161,34 @@ def prepare(
     if isinstance(source, list) and all(isinstance(part, Tensor) for part in source):
         source = tuple(source)
     if isinstance(source, tuple):
-        return _in_memory(source, what=what, device=device, classes=classes, channels_last=channels_last)
+        return _in_memory(source, name=name, device=device, classes=classes, channels_last=channels_last)
     if isinstance(source, DataLoader):
         loader = source
     elif hasattr(source, "__getitem__") and hasattr(source, "__len__"):
         if len(source) == 0:
-            raise DataError(f"{what}: the data set is empty; a task needs at least one example")
+            raise DataError(f"{name}: the data set is empty; a task needs at least one example")
         if drop_last:
-            refuse_no_batch(len(source), batch, what)
+            refuse_no_batch(len(source), batch, name)
         loader = DataLoader(source, batch_size=batch, shuffle=shuffle, drop_last=drop_last)
     else:
         raise DataError(
-            f"{what}: cannot read data of type {type(source).__name__}; "
+            f"{name}: cannot read data of type {type(source).__name__}; "
             "pass (x, y) tensors, a Dataset with a length, or a DataLoader"
         )
-    sizes, found = _scan(loader, what)
-    classes = _class_count(found, classes, what)
+    sizes, found = _scan(loader, name)
+    classes = classification.class_count(found, classes, name)
     return Loaded(loader, device, classes, sizes, channels_last), classes
 
 
 def _in_memory(
-    source: tuple[Tensor, ...], *, what: str, device: torch.device, classes: int | None, channels_last: bool
+    source: tuple[Tensor, ...], *, name: str, device: torch.device, classes: int | None, channels_last: bool
 ) -> tuple[Data, int]:
-    x, y = _pair(source, what)
+    x, y = _pair(source, name)
     if y.shape[0] == 0:
-        raise DataError(f"{what}: the task is empty; a task needs at least one example")
-    _check_inputs(x, what)
-    _check_labels(y, None, what)
-    classes = _class_count(int(y.max()), classes, what)
+        raise DataError(f"{name}: the task is empty; a task needs at least one example")
+    _check_inputs(x, name)
+    classification.check_labels(y, None, name)
+    classes = classification.class_count(int(y.max()), classes, name)
     channels_last = channels_last and x.dim() == 4
     x = x.to(device)
     if channels_last:
@@ -195,75 +196,53 @@ def _in_memory(
     return InMemory(x, y.to(device, dtype=torch.long), channels_last), classes
 
 
-def _pair(item: object, what: str) -> tuple[Tensor, Tensor]:
+def _pair(item: object, name: str) -> tuple[Tensor, Tensor]:
     if not (isinstance(item, (tuple, list)) and len(item) == 2):
-        raise DataError(f"{what}: expected a pair (x, y), got {type(item).__name__}")
+        raise DataError(f"{name}: expected a pair (x, y), got {type(item).__name__}")
     x, y = item
     if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
         raise DataError(
-            f"{what}: x and y must be tensors, got {type(x).__name__} and {type(y).__name__}; "
+            f"{name}: x and y must be tensors, got {type(x).__name__} and {type(y).__name__}; "
             "convert arrays with torch.as_tensor"
         )
     if x.dim() == 0 or y.dim() == 0:
-        raise DataError(f"{what}: x and y need a first dimension of examples, got a single number")
+        raise DataError(f"{name}: x and y need a first dimension of examples, got a single number")
     if x.shape[0] != y.shape[0]:
-        raise DataError(f"{what}: {x.shape[0]} inputs but {y.shape[0]} labels; they must be paired")
+        raise DataError(f"{name}: {x.shape[0]} inputs but {y.shape[0]} labels; they must be paired")
     return x, y
 
 
-def _check_inputs(x: Tensor, what: str) -> None:
+def _check_inputs(x: Tensor, name: str) -> None:
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
         bad = int((~torch.isfinite(x.reshape(x.shape[0], -1))).any(dim=1).sum())
-        raise DataError(f"{what}: {bad} of {x.shape[0]} inputs hold NaN or infinity; clean or drop them")
+        raise DataError(f"{name}: {bad} of {x.shape[0]} inputs hold NaN or infinity; clean or drop them")
 
 
-def _check_labels(y: Tensor, classes: int | None, what: str) -> None:
-    if y.dim() != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise LabelError(
-            f"{what}: labels must be a 1-D tensor of class indices, got {y.dtype} of shape {tuple(y.shape)}"
-        )
-    low, high = int(y.min()), int(y.max())
-    if low < 0 or (classes is not None and high >= classes):
-        limit = "…" if classes is None else str(classes - 1)
-        raise LabelError(f"{what}: labels run from {low} to {high}, but must lie in 0 … {limit}")
-
-
-def _class_count(highest: int, classes: int | None, what: str) -> int:
-    if classes is None:
-        return highest + 1
-    if classes < 1 or highest >= classes:
-        raise LabelError(
-            f"{what}: label {highest} does not fit classes={classes}; "
-            f"labels must lie in 0 … {classes - 1}, so pass classes={highest + 1} or re-map them"
-        )
-    return classes
-
-
-def _scan(loader: DataLoader[Any], what: str) -> tuple[tuple[int, ...], int]:
+def _scan(loader: DataLoader[Any], name: str) -> tuple[tuple[int, ...], int]:
     """Read a loader once for the sizes of its batches and its highest label."""
     sizes, highest = [], -1
     for item in loader:
-        x, y = _pair(item, what)
+        x, y = _pair(item, name)
         if y.shape[0]:
-            _check_inputs(x, what)
-            _check_labels(y, None, what)
+            _check_inputs(x, name)
+            classification.check_labels(y, None, name)
             highest = max(highest, int(y.max()))
             sizes.append(y.shape[0])
     if not sizes:
-        raise DataError(f"{what}: the loader yields no example; a task needs at least one")
+        raise DataError(f"{name}: the loader yields no example; a task needs at least one")
     return tuple(sizes), highest
 
 
-def refuse_no_batch(examples: int, batch: int, what: str) -> None:
+def refuse_no_batch(examples: int, batch: int, name: str) -> None:
     """Raise if leaving out the incomplete last batch leaves nothing."""
     if examples < batch:
         raise SettingError(
-            f"{what}: Recipe(batch={batch}, drop_last=True) leaves no batch of {examples} examples; "
+            f"{name}: Recipe(batch={batch}, drop_last=True) leaves no batch of {examples} examples; "
             f"give batch={examples} or less, or drop_last=False"
         )
 
 
-def refuse_batch_of_one(data: Data, batch: int, what: str) -> None:
+def refuse_batch_of_one(data: Data, batch: int, name: str) -> None:
     """Raise if a pass over `data` holds a batch of one example, which has no statistics to normalise by."""
     if isinstance(data, InMemory):
         lonely = data.examples == 1 or batch == 1
@@ -271,6 +250,6 @@ def refuse_batch_of_one(data: Data, batch: int, what: str) -> None:
         lonely = isinstance(data, Loaded) and 1 in data.sizes
     if lonely:
         raise BatchOfOneError(
-            f"{what}: batch normalisation cannot train on a batch of one example "
+            f"{name}: batch normalisation cannot train on a batch of one example "
             f"({data.examples} examples, batch size {batch}); use batches of two or more, or drop_last=True"
         )

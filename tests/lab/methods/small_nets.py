@@ -11,7 +11,7 @@ from halrp import seeding
 from halrp.lab import backbones
 from halrp.lab.methods import Context, Method
 from halrp.lab.streams import Split, Task
-from halrp.training.loop import Recipe
+from halrp.training.recipe import Recipe
 
 SMALL: dict[str, dict[str, Any]] = {
     "lenet": {"shape": (3, 8, 8)},

@@ -17,7 +17,7 @@ from halrp.lab.methods.apdfix import FixedAdditive
 from halrp.lab.methods.check import check_method
 from halrp.lab.methods.tiny import TINY, tiny_context, tiny_tasks
 from halrp.lab.streams import Split, Task
-from halrp.training.loop import Recipe
+from halrp.training.recipe import Recipe
 
 READINGS: list[dict[str, Any]] = [{}, {"mask_only": True}]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from halrp import seeding
 from halrp.lab.methods import Context, make
 from halrp.lab.streams import Split, Task
-from halrp.training.loop import Recipe
+from halrp.training.recipe import Recipe
 
 
 class Small(nn.Module):

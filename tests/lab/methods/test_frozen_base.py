@@ -18,7 +18,7 @@ from halrp.lab.methods.network import contents
 from halrp.lab.methods.tiny import TinyNet, tiny_context, tiny_tasks
 from halrp.lab.streams import Split, Task
 from halrp.model.layers.registry import adapt
-from halrp.training.loop import Recipe
+from halrp.training.recipe import Recipe
 
 
 def learned(name: str, tasks: int = 3, **settings: str) -> FrozenBase:

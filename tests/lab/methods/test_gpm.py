@@ -22,7 +22,8 @@ from halrp.lab.methods.protocol import Context
 from halrp.lab.methods.subspaces import Columns, captured
 from halrp.lab.methods.tiny import TINY, tiny_context, tiny_tasks
 from halrp.lab.streams import Split, Task
-from halrp.training.loop import Group, Recipe
+from halrp.training.loop import Group
+from halrp.training.recipe import Recipe
 from tests.lab.methods.small_nets import SMALL, small_context, small_tasks
 
 MODES: dict[str, dict[str, Any]] = {

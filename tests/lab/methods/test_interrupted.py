@@ -12,7 +12,7 @@ from halrp.lab import methods
 from halrp.lab.methods import Method, State, network
 from halrp.lab.methods.check import kept, recalled
 from halrp.lab.methods.tiny import tiny_context, tiny_tasks
-from halrp.training.loop import Progress
+from halrp.training.progress import Progress
 
 ROOMY = {"growth_per_task": 0.5}
 CASES: list[tuple[str, dict[str, Any]]] = [

@@ -20,7 +20,8 @@ from halrp.lab.methods.iru import RankUpdates, Updated, bytes_of, orthonormal, s
 from halrp.lab.methods.tiny import TINY, tiny_context, tiny_tasks
 from halrp.lab.streams import Split, Task
 from halrp.lab.streams.stream import Normal
-from halrp.training.loop import Recipe, cross_entropy
+from halrp.training.loop import supervised_loss
+from halrp.training.recipe import Recipe
 from tests.lab.methods.small_nets import SMALL, check_two_tasks, small_context
 
 LAYERS = {"conv1", "conv2", "linear"}
@@ -175,7 +176,7 @@ def test_the_paper_mode_is_the_runs_recipe(monkeypatch: pytest.MonkeyPatch) -> N
     seen = watch(monkeypatch)
     RankUpdates(tiny_context()).learn(tiny_tasks()[0])
     assert seen[0]["context"].recipe == TINY
-    assert seen[0]["loss"] is cross_entropy
+    assert seen[0]["loss"] is supervised_loss
     assert torch.equal(seen[0]["task"].train.x, tiny_tasks()[0].train.x)
 
 

@@ -16,7 +16,7 @@ from halrp.errors import SettingError
 from halrp.lab.run import progress, runner
 from halrp.lab.run.engines import Event, Local
 from halrp.store import atomic
-from halrp.training.loop import Progress
+from halrp.training.progress import Progress
 from tests.lab.run.tiny_cells import BUDGET, CELLS, FAILING, FINETUNE, STL, SWEEP, alone, one_thread, records
 
 TASKS = {cell.name: 3 for cell in [*CELLS, FAILING]}

@@ -16,7 +16,7 @@ from halrp.lab.run import runner
 from halrp.lab.run.cell import Cell
 from halrp.lab.streams import Split
 from halrp.store import atomic
-from halrp.training.loop import Progress
+from halrp.training.progress import Progress
 
 SHORT: dict[str, Any] = {"recipe": {"epochs": 2, "batch": 32}, "tasks": 3}
 CELL = Cell("halrp-budget", "digits", "digits-net", settings={"parameters_per_task": 4000}, **SHORT)

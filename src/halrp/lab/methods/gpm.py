@@ -35,7 +35,9 @@ from halrp.lab.names import check_name
 from halrp.lab.streams import Task
 from halrp.model.inference import batch_sizes
 from halrp.training.batches import Data
-from halrp.training.loop import Recipe, Training, evaluate
+from halrp.training.evaluate import evaluate
+from halrp.training.loop import Training
+from halrp.training.recipe import Recipe
 
 Mode = Literal["paper", "official"]
 Projection = Callable[[Tensor], Tensor]

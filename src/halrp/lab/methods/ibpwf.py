@@ -36,7 +36,7 @@ from halrp.lab.methods.protocol import Context, Size, State
 from halrp.lab.streams import Task
 from halrp.model.plan import BATCH_NORMS
 from halrp.model.views import replace_module
-from halrp.training.loop import Group, cross_entropy
+from halrp.training.loop import Group, supervised_loss
 
 EDGE = 1e-4
 """Uniform numbers are drawn from EDGE … 1−EDGE."""
@@ -190,7 +190,7 @@ class WeightFactors(SharedFactors):
 
         def variational(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
             divergence = torch.stack([layer.draw(temperature, self.terms) for layer in found]).sum()
-            return cross_entropy(net, x, y) + divergence / len(task.train.y)
+            return supervised_loss(net, x, y) + divergence / len(task.train.y)
 
         def cool() -> None:
             temperature.mul_(factor).clamp_(min=self.end)
@@ -198,7 +198,7 @@ class WeightFactors(SharedFactors):
         def settled(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
             for layer in found:
                 layer.settle(self.kappa)
-            return cross_entropy(net, x, y)
+            return supervised_loss(net, x, y)
 
         choice = [layer.rho for layer in found]
         breaks = Group([p for layer in found for p in (layer.log_c, layer.log_d)])

@@ -23,7 +23,7 @@ from halrp.lab.methods.protocol import Context, State
 from halrp.lab.streams import Split, Task
 from halrp.lab.streams.stream import Normal
 from halrp.model.views import replace_module
-from halrp.training.loop import Group, cross_entropy
+from halrp.training.loop import Group, supervised_loss
 
 Mode = Literal["paper", "official"]
 OFFICIAL_EPOCHS = 500
@@ -111,7 +111,7 @@ class RankUpdates(SharedFactors):
         groups = [Group(rows, l2=self.l2), Group([p for p in net.parameters() if id(p) not in mine])]
         official = self.mode == "official"
         seen = replace(task, train=Split(bytes_of(task.train.x, task.normal), task.train.y)) if official else task
-        loss = squared_error if official else cross_entropy
+        loss = squared_error if official else supervised_loss
         network.fit(context, seen, net, groups, names, "base" if first else "update", loss=loss)
         for path, layer in layers.items():
             parts = layer.parts()

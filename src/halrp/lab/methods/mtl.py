@@ -19,7 +19,7 @@ from halrp.lab.methods import network
 from halrp.lab.methods.protocol import Context, Method, Size, State
 from halrp.lab.streams import Task
 from halrp.training.batches import InMemory, refuse_no_batch
-from halrp.training.loop import Training
+from halrp.training.loop import Hooks, Stage, Training
 
 
 @dataclass(frozen=True)
@@ -106,14 +106,10 @@ class Joint(Method):
             network.weight_groups(self.net, plan, self.l2),
             data,
             context.recipe,
-            epochs=context.recipe.epochs,
-            names=(*names, "base"),
-            task="all tasks",
-            stage="base",
-            notify=context.progress,
-            loss=loss,
-            checkpoints=network.checkpoints(context, first),
-            augment=first.augment,
+            Stage(context.recipe.epochs, (*names, "base"), "all tasks", "base"),
+            Hooks(loss=loss, augment=first.augment),
+            context.progress,
+            network.checkpoints(context, first),
         ).run()
 
     def _data(self, net: nn.Module) -> InMemory | Turns:

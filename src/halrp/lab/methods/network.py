@@ -23,7 +23,8 @@ from halrp.model.views import get_tensor, replace_module
 from halrp.store.store import slug
 from halrp.training.batches import InMemory, prepare, refuse_batch_of_one
 from halrp.training.checkpoint import Checkpoints
-from halrp.training.loop import Group, Training, autocast
+from halrp.training.loop import Group, Hooks, Stage, Training
+from halrp.training.recipe import autocast
 
 HEAD = "head"
 CHECKPOINT_EVERY = 30.0
@@ -85,35 +86,32 @@ def training(
 ) -> Training:
     """The training of `fit` before its first epoch, for a method that looks at it in between."""
     recipe = context.recipe
-    hooks.setdefault("checkpoints", checkpoints(context, task))
+    saved = hooks.pop("checkpoints", checkpoints(context, task))
     return Training(
         net,
         groups,
         examples(context, task, net),
         recipe,
-        epochs=recipe.epochs if epochs is None else epochs,
-        names=(*names, stage),
-        task=task.name,
-        stage=stage,
-        notify=context.progress,
-        augment=task.augment,
-        **hooks,
+        Stage(recipe.epochs if epochs is None else epochs, (*names, stage), task.name, stage),
+        Hooks(augment=task.augment, **hooks),
+        context.progress,
+        saved,
     )
 
 
 def examples(context: Context, task: Task, net: nn.Module) -> InMemory:
     """The training data of a task, checked, as a network takes them."""
-    recipe, what = context.recipe, f"{task.name}: train"
+    recipe, name = context.recipe, f"{task.name}: train"
     data, _ = prepare(
         (task.train.x, task.train.y),
-        what=what,
+        name=name,
         device=next(net.parameters()).device,
         batch=recipe.batch,
         classes=task.classes,
         channels_last=recipe.channels_last and any(isinstance(m, nn.Conv2d) for m in net.modules()),
     )
     if any(isinstance(m, BATCH_NORMS) for m in net.modules()):
-        refuse_batch_of_one(data, recipe.batch, what)
+        refuse_batch_of_one(data, recipe.batch, name)
     assert isinstance(data, InMemory)
     return data
 

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from halrp.lab.streams import Task
 from halrp.model.size import Size
-from halrp.training.loop import Notify, Recipe
+from halrp.training.progress import Notify
+from halrp.training.recipe import Recipe
 
 __all__ = ["Context", "Method", "Size", "State"]
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from halrp import seeding
 from halrp.lab.methods.protocol import Context
 from halrp.lab.streams import Split, Task
-from halrp.training.loop import Recipe
+from halrp.training.recipe import Recipe
 
 TINY = Recipe(epochs=4, batch=16, lr=1e-2)
 """Enough to learn a tiny task."""

@@ -21,7 +21,7 @@ from halrp.lab.run.cell import Cell
 from halrp.lab.run.engines import row_event, warm_up
 from halrp.lab.run.progress import duration
 from halrp.lab.run.tensorboard import EventFile
-from halrp.training.loop import Progress as Told
+from halrp.training.progress import Progress as Told
 
 
 def check_device(device: str) -> None:

@@ -34,7 +34,7 @@ from halrp.lab.run import runner
 from halrp.lab.run.cell import Cell
 from halrp.lab.run.engines import Engine, Event, end_of, line_of, work
 from halrp.store import atomic
-from halrp.training.loop import Progress
+from halrp.training.progress import Progress
 
 _alone = threading.Lock()
 """Global generators are put back after use, which two cells in one process would not notice of each other."""

@@ -32,7 +32,7 @@ import torch
 from halrp.errors import HalrpError, LockedError, SettingError
 from halrp.lab.run import runner
 from halrp.lab.run.cell import Cell
-from halrp.training.loop import Progress
+from halrp.training.progress import Progress
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 TELL_EVERY = 0.5

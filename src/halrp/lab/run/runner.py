@@ -35,7 +35,7 @@ from halrp.lab import backbones, methods, streams
 from halrp.lab.run import memory
 from halrp.lab.run.cell import Cell
 from halrp.store import atomic
-from halrp.training.loop import Notify, Progress
+from halrp.training.progress import Notify, Progress
 
 UNFINISHED = ".unfinished"
 TIMES = ("seconds", "stages", "peak_bytes")

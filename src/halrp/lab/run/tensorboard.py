@@ -8,7 +8,7 @@ from pathlib import Path
 from halrp.errors import SettingError
 from halrp.lab.run import runner
 from halrp.lab.run.cell import Cell
-from halrp.training.loop import Progress
+from halrp.training.progress import Progress
 
 
 class EventFile:
