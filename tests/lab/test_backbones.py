@@ -204,8 +204,8 @@ def test_the_shape_of_an_image_is_put_into_the_backbones_own_settings(
         ("lenet", (3, 0, 0), {}, "at least 1"),
         ("mlp", (), {}, "at least 1"),
         ("mlp", (2.5,), {}, "whole number"),
-        ("lenet", (3, 32, 32), {"pixels": 28}, "pixels=28 says otherwise"),
-        ("mlp", (1, 28, 28), {"inputs": 3072}, "inputs=3072 says otherwise"),
+        ("lenet", (3, 32, 32), {"pixels": 28}, "pixels=28 contradicts it"),
+        ("mlp", (1, 28, 28), {"inputs": 3072}, "inputs=3072 contradicts it"),
     ],
 )
 def test_a_shape_that_cannot_be_is_refused_with_the_backbones_name(

@@ -6,7 +6,6 @@ of a function that builds it, "package.module:callable", because a store never h
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from enum import StrEnum
@@ -33,6 +32,7 @@ from halrp.model.codec import Precision
 from halrp.seeding import generator
 from halrp.tools import export
 from halrp.tools.explain import explain
+from halrp.tools.importing import import_object
 from halrp.tools.inspect import summary
 from halrp.tools.verify import verify
 
@@ -230,27 +230,13 @@ def export_task(
     typer.echo(f"largest difference from predict, on batches of {rows} rows: {written.difference:.1e}")
 
 
-def load_model(place: str) -> nn.Module:
+def load_model(reference: str) -> nn.Module:
     """Import "package.module:callable" with the current folder on the path, and call it."""
-    path, colon, attribute = place.partition(":")
-    if not (path and colon and attribute):
-        raise SettingError(f"the model {place!r} is not of the form package.module:callable, such as my_models:build")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        found: Any = importlib.import_module(path)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{path}.".startswith(f"{error.name}."):
-            raise  # the module is there, but something that it needs is not
-        raise SettingError(f"the model {place!r}: no module named {error.name!r}; run this in its folder") from error
-    for name in attribute.split("."):
-        if not hasattr(found, name):
-            raise SettingError(f"the model {place!r}: {path} has no {attribute!r}")
-        found = getattr(found, name)
-    built = found if isinstance(found, nn.Module) else found() if callable(found) else found
-    if not isinstance(built, nn.Module):
-        raise SettingError(f"the model {place!r} gives a {type(built).__name__}; it must return an nn.Module")
-    return built
+    value = import_object("model", reference)
+    model = value if isinstance(value, nn.Module) else value() if callable(value) else value
+    if not isinstance(model, nn.Module):
+        raise SettingError(f"the model {reference!r} gives a {type(model).__name__}; it must return an nn.Module")
+    return model
 
 
 def parse_shape(text: str) -> tuple[int, ...]:

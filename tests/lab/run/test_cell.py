@@ -1,12 +1,17 @@
 """Cells: configurations that are refused before anything runs, and names that follow what a cell is made of."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from halrp.errors import SettingError
+from halrp.lab import presets
+from halrp.lab.run import sweep
 from halrp.lab.run.cell import Cell
 
+RESULTS = Path(__file__).parents[3] / "results"
 PLAIN: dict[str, Any] = {"method": "stl", "stream": "digits", "backbone": "digits-net"}
 
 
@@ -72,3 +77,33 @@ def test_values_that_are_the_default_do_not_change_the_name_and_are_written_out_
     assert resolved["recipe"]["epochs"] == 20
     assert resolved["order"] == "A"
     assert Cell.of(spelled.canonical()) == Cell.of(PLAIN)
+
+
+def test_the_cell_of_every_committed_record_has_the_name_of_its_file() -> None:
+    records = {
+        path: json.loads(path.read_text()) for path in RESULTS.rglob("*.json") if path.parent.name != "benchmarks"
+    }
+    assert len(records) >= 408
+    assert [path for path, record in records.items() if Cell.of(record["cell"]).name != path.stem] == []
+
+
+def test_a_sweep_recognises_the_committed_records_of_its_preset() -> None:
+    recognised = {}
+    for name in presets.names():
+        cells = sweep.expand(sweep.read(name)[1], name=name)
+        recognised[name] = sum(sweep.finished(cell, RESULTS / name) for cell in cells)
+    # Records of other settings, of fewer tasks and of data subsets lie beside them.
+    assert {name: count for name, count in recognised.items() if count} == {
+        "ablations-cifar100-split": 10,
+        "ablations-cifar100-split-5": 14,
+        "cifar100-split": 6,
+        "cifar100-split-25": 37,
+        "cifar100-split-5": 101,
+        "cifar100-split-orders": 30,
+        "cifar100-superclass-25": 15,
+        "cifar100-superclass-5": 85,
+        "frontier-cifar100-split": 11,
+        "iru": 24,
+        "penalties-cifar100-split": 22,
+        "pmnist-5": 6,
+    }

@@ -20,6 +20,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import TypeVar
 
+from halrp.errors import SettingError
 from halrp.lab.names import check_name
 from halrp.lab.registry.backbones import BACKBONES
 from halrp.lab.registry.entries import BackboneEntry, Entry, MethodEntry, Properties, StreamEntry
@@ -42,6 +43,7 @@ __all__ = [
     "backbone",
     "backbone_names",
     "colour_of",
+    "installed",
     "is_reference",
     "mark_of",
     "method",
@@ -92,7 +94,7 @@ def backbone(name: str) -> BackboneEntry:
 
 def method_names() -> list[str]:
     """The methods of this registry, then those of installed packages."""
-    return list(dict.fromkeys((*METHODS, *_installed("method"))))
+    return list(dict.fromkeys((*METHODS, *installed("method"))))
 
 
 def stream_names() -> list[str]:
@@ -102,12 +104,12 @@ def stream_names() -> list[str]:
         for benchmark, entry in STREAMS.items()
         for name in (benchmark, *(f"{benchmark}@{v}" for v in entry.variants))
     ]
-    return list(dict.fromkeys((*names, *_installed("stream"))))
+    return list(dict.fromkeys((*names, *installed("stream"))))
 
 
 def backbone_names() -> list[str]:
     """The backbones of this registry, then those of installed packages."""
-    return list(dict.fromkeys((*BACKBONES, *_installed("backbone"))))
+    return list(dict.fromkeys((*BACKBONES, *installed("backbone"))))
 
 
 def is_reference(name: str) -> bool:
@@ -130,11 +132,13 @@ def mark_of(name: str) -> str:
 def _lookup(kind: str, name: str, entries: Mapping[str, E], entry: type[E], names: Iterable[str] = ()) -> E:
     if name in entries:
         return entries[name]
-    reference = name if is_reference(name) else _installed(kind).get(name)
+    reference = name if is_reference(name) else installed(kind).get(name)
     if reference is None:
-        check_name(kind, name, names or [*entries, *_installed(kind)])
+        check_name(kind, name, names or [*entries, *installed(kind)])
         raise AssertionError("check_name refuses a name that is not known")
     value = import_object(kind, reference)
+    if not callable(value):
+        raise SettingError(f"the {kind} {name!r} is a {type(value).__name__}; it must be a class or a function")
     title = getattr(value, "title", None)
     if not isinstance(title, str):
         title = reference.rpartition(":")[2] if is_reference(name) else name
@@ -142,8 +146,8 @@ def _lookup(kind: str, name: str, entries: Mapping[str, E], entry: type[E], name
 
 
 @cache
-def _installed(kind: str) -> Mapping[str, str]:
-    """References by name that installed packages declare."""
+def installed(kind: str) -> Mapping[str, str]:
+    """References by name that installed packages declare for a kind: method, stream or backbone."""
     return {point.name: point.value for point in entry_points(group=f"halrp.{kind}s")}
 
 

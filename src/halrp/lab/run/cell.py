@@ -1,7 +1,7 @@
 """A cell: one run of a method on a stream, described by a configuration that is checked before anything runs.
 
-Its name ends in a hash of what it is made of. Values that are the default are left out of the hash, so that a new
-setting with a default does not rename the cells of yesterday; a record says all values, defaults included.
+Its name ends in a hash of its configuration. Values that equal their defaults are left out of the hash, so that a new
+setting with a default does not rename existing cells; a record has all values, defaults included.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from halrp.provenance import describe
 
 @dataclass(frozen=True)
 class Cell:
-    """What one run is made of."""
+    """The configuration of one run."""
 
     method: str
     stream: str
@@ -39,10 +39,10 @@ class Cell:
     network: dict[str, Any] = field(default_factory=dict)
     """Settings of the backbone that differ from its defaults."""
     tasks: int | None = None
-    """Learn only so many tasks of the stream; None means all."""
+    """The number of tasks to learn, from the start of the stream; None means all."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be run, before anything is."""
+        """Refuse a configuration that cannot run, before anything runs."""
         streams.identities(self.stream, self.order)
         registry.backbone(self.backbone)
         for name, good, remedy in (
@@ -58,7 +58,7 @@ class Cell:
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> Cell:
-        """A cell from a mapping, such as a table of a TOML file; an unknown key is an error with the nearest one."""
+        """Make a cell from a mapping, such as a table of a TOML file; an unknown key is an error."""
         known = [f.name for f in dataclasses.fields(Cell)]
         for key in values:
             check_name("entry of a cell", key, known)
@@ -69,14 +69,15 @@ class Cell:
 
     @cached_property
     def name(self) -> str:
-        """A file name that says what the cell is, with a hash of everything it is made of."""
+        """A file name that describes the cell and ends in a hash of its configuration."""
         digest = format(seeding.seed_of(json.dumps(self.canonical(), sort_keys=True)) % 16**8, "08x")
         share = f"{100 * self.fraction:g}"
         order = self.order if len(self.order) <= 12 else "listed"
-        return f"{self.stream}-{self.backbone}-{share}-{self.method}-{order}{self.seed}-{digest}"
+        stream, backbone, method = map(_file_name, (self.stream, self.backbone, self.method))
+        return f"{stream}-{backbone}-{share}-{method}-{order}{self.seed}-{digest}"
 
     def canonical(self) -> dict[str, Any]:
-        """The configuration without what is the default."""
+        """The configuration without values that equal their defaults."""
         values = {name: getattr(self, name) for name in _EMPTY}
         defaults = registry.method(self.method).settings()
         values["settings"] = {k: _like(defaults[k], v) for k, v in self.settings.items() if defaults[k] != v}
@@ -100,7 +101,7 @@ class Cell:
             raise SettingError(f"recipe {self.recipe} of a cell has a value of the wrong kind: {error}") from error
 
     def make_method(self, context: methods.Context) -> methods.Method:
-        """The method of the run, which has learned nothing."""
+        """The method of the run, before it has learned a task."""
         try:
             return methods.make(self.method, context, **self.settings)
         except (TypeError, ValueError) as error:
@@ -116,6 +117,11 @@ _EMPTY = {f.name: f.default for f in dataclasses.fields(Cell)} | {"settings": {}
 def describe_all(values: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as plain JSON."""
     return {name: describe(value) for name, value in values.items()}
+
+
+def _file_name(name: str) -> str:
+    """A name as part of a file name: a reference such as "my_module:Mine" has a colon, and may be long."""
+    return name.replace(":", ".")[-60:] if registry.is_reference(name) else name
 
 
 def _unbuilt(classes: int, seed: int) -> nn.Module:
