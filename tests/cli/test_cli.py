@@ -128,7 +128,7 @@ def test_a_model_is_imported_from_the_current_folder(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("tests.cli.test_cli", "not of the form package.module:callable"),
+        ("tests.cli.test_cli", "not of the form package.module:attribute"),
         ("tests.no_such:build", "no module named 'tests.no_such'"),
         ("tests.cli.test_cli:no_such", "tests.cli.test_cli has no 'no_such'"),
         ("tests.cli.test_cli:build_text", "gives a str; it must return an nn.Module"),

@@ -182,7 +182,7 @@ def test_a_stream_is_called_as_it_was_asked_for(folder: Path) -> None:
 
 def test_a_backbone_gets_what_it_takes_of_an_images_shape(folder: Path) -> None:
     network = backbones.build("experiments:Net", classes=3, shape=(1, 4, 6), width=5)
-    assert network.hidden.weight.shape == (5, 24)
+    assert [tuple(p.shape) for p in network.parameters()] == [(5, 24), (5,), (3, 5), (3,)]
 
 
 @pytest.mark.parametrize(
