@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.autograd.functional import hessian, jacobian
 
 from halrp.method import allocate
-from halrp.method.importance import Curvature, GradientNorm, MeanSquare, _patches, curvature
+from halrp.method.importance import Curvature, GradientNorm, MeanSquare, curvature
+from halrp.model.layers.registry import family_for
 from halrp.training.batches import InMemory
 from tests.helpers import drawn, net, tiny_task
 
@@ -311,7 +312,7 @@ def test_patches_times_the_weight_are_the_layers_output(name: str, batched: bool
     output = layer(x)
     channel = -1 if isinstance(layer, nn.Linear) else 1 - weight.dim()
     rows = output.movedim(channel, -1).reshape(-1, weight.shape[0])
-    torch.testing.assert_close(_patches(layer, x) @ weight.flatten(1).T, rows, **EXACT)
+    torch.testing.assert_close(family_for(layer).input_rows(layer, x) @ weight.flatten(1).T, rows, **EXACT)
 
 
 def test_kernel_mean_factors_predict_what_the_full_form_predicts_of_the_repeated_error() -> None:

@@ -16,7 +16,8 @@ from halrp.model import kernels
 from halrp.model.factors import Factors, identity_factors
 from halrp.model.layers import registry
 from halrp.model.layers.head import new_head
-from halrp.model.layers.registry import Merged, adapt, adapt_merged, rule_for
+from halrp.model.layers.merged import Merged, adapt_merged
+from halrp.model.layers.registry import adapt, adapted_form
 from tests.helpers import drawn
 
 TOLERANCE: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-12}
@@ -179,7 +180,7 @@ def test_attention_in_evaluation_mode_takes_torchs_fast_path_with_the_merged_wei
         plain = copy.deepcopy(plain)
         merged = reference(plain.get_submodule(path), factors, name)
         getattr(plain.get_submodule(path), name).copy_(getattr(merged, name))
-        if rule_for(owner) is None:
+        if adapted_form(owner) is None:
             adapt_merged(owner, name, Merged(factors))
         else:
             adapt(owner, factors)
@@ -258,8 +259,8 @@ def test_a_user_can_register_a_rule_for_their_own_layer() -> None:
     base = cast(Tensor, layer.weight).detach().clone()
     factors = factors_for(base)
     plain = reference(layer, factors)
-    assert rule_for(layer) is AdaptedDoubled
-    assert rule_for(Special()) is None
+    assert adapted_form(layer) is AdaptedDoubled
+    assert adapted_form(Special()) is None
     adapt(layer, factors)
     agree_in_values_and_gradients(layer, plain, factors, random(3, 4), base)
 
@@ -268,8 +269,8 @@ def test_a_subclass_has_no_rule_because_it_may_compute_something_else() -> None:
     class Mine(nn.Linear):
         pass
 
-    assert rule_for(nn.Linear(2, 2)) is not None
-    assert rule_for(Mine(2, 2)) is None
+    assert adapted_form(nn.Linear(2, 2)) is not None
+    assert adapted_form(Mine(2, 2)) is None
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -103,7 +103,7 @@ def test_a_linear_layer_gives_each_row_its_own_task(kind: str) -> None:
 @pytest.mark.parametrize("kind", CONVS)
 def test_a_convolution_gives_each_row_its_own_task(kind: str, view: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if view.startswith("full"):
-        monkeypatch.setattr("halrp.model.layers.mixed.MERGE_FROM", 0 if view == "full merged" else torch.inf)
+        monkeypatch.setattr("halrp.model.layers.conv.MERGE_FROM", 0 if view == "full merged" else torch.inf)
     build, shape = CONVS[kind]
     model, plan = around(build, *shape)
     assert plan.parameters["layer.weight"].by_rule

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from halrp import Halrp, Learner
 from halrp.errors import HeadError, ModelError
-from halrp.model.plan import find_head, plan
+from halrp.model.layers.head import find_head
+from halrp.model.plan import plan
 from tests.helpers import FAST, net, tiny_task
 
 ROOMY = Halrp.budget(growth_per_task=0.9)

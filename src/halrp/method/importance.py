@@ -15,12 +15,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from halrp.model.layers.registry import family_for, moments_rule
 from halrp.training.batches import Data
 
 
@@ -78,7 +79,7 @@ class Curvature(NamedTuple):
 
 
 def curvature(module: nn.Module, weights: Mapping[str, Tensor], data: Data, batch: int) -> dict[str, Curvature]:
-    """Collect Kronecker factors for the linear layers and ungrouped convolutions among `weights`.
+    """Collect Kronecker factors for the weights whose layers' rules have moments (`halrp.model.layers`).
 
     Other weights (grouped, three-dimensional, packed, recurrent) are left out and use a scalar importance. A layer
     that is called several times, and layers that share a weight, sum over their calls, as if each call were a position.
@@ -90,19 +91,17 @@ def curvature(module: nn.Module, weights: Mapping[str, Tensor], data: Data, batc
     moments: dict[str, _Moments] = {}
     with ExitStack() as hooks:
         for name, holders in layers.items():
-            if all(_supported(layer, weights[name]) for layer in holders):
-                moments[name] = _Moments()
-                for layer in holders:
-                    hooks.callback(layer.register_forward_hook(_record(moments[name]), with_kwargs=True).remove)
+            rules = [moments_rule(layer, weights[name]) for layer in holders]
+            if None in rules:
+                continue
+            moments[name] = _Moments()
+            for layer, rule in zip(holders, rules, strict=True):
+                if rule is not None:
+                    hooks.callback(rule.record(layer, moments[name]).remove)
         for _, size in _gradients(module, weights, data, batch):
             for moment in moments.values():
                 moment.end_batch(size)
     return {name: moment.factors() for name, moment in moments.items() if moment.positions > 0}
-
-
-def _supported(layer: nn.Module, weight: Tensor) -> bool:
-    known = type(layer) in (nn.Linear, nn.Conv1d, nn.Conv2d) and getattr(layer, "groups", 1) == 1
-    return known and layer.weight is weight
 
 
 class _Moments:
@@ -131,39 +130,6 @@ class _Moments:
         return Curvature(torch.as_tensor(self.a / self.examples), torch.as_tensor(self.g / self.positions))
 
 
-def _record(moments: _Moments) -> Any:
-    """A forward hook that adds a layer's inputs, and its output gradients once they are known."""
-
-    def hook(layer: nn.Module, inputs: tuple[Tensor, ...], named: Mapping[str, Tensor], output: Tensor) -> None:
-        if not output.requires_grad:  # the model itself keeps this call out of its gradient
-            return
-        moments.add_inputs(_patches(layer, (inputs[0] if inputs else named["input"]).detach()))
-        channel = -1 if isinstance(layer, nn.Linear) else 1 - cast(Tensor, layer.weight).dim()
-        output.register_hook(lambda g: moments.add_gradients(g.movedim(channel, -1).reshape(-1, g.shape[channel])))
-
-    return hook
-
-
-def _patches(layer: nn.Module, x: Tensor) -> Tensor:
-    """The inputs that meet the kernel, one row per example and position: (N·L, I·K)."""
-    if isinstance(layer, nn.Linear):
-        return x.reshape(-1, x.shape[-1])
-    conv: Any = layer
-    if conv.padding_mode != "zeros" or isinstance(conv.padding, str):
-        x = F.pad(
-            x, conv._reversed_padding_repeated_twice, "constant" if conv.padding_mode == "zeros" else conv.padding_mode
-        )
-        padding: tuple[int, ...] = (0,) * len(conv.kernel_size)
-    else:
-        padding = conv.padding
-    settings = [tuple(v) for v in (conv.kernel_size, conv.dilation, padding, conv.stride)]
-    if isinstance(layer, nn.Conv1d):
-        x, settings = x.unsqueeze(-2), [(1 if i != 2 else 0, *v) for i, v in enumerate(settings)]
-    kernel, dilation, pad, stride = settings
-    unfolded = F.unfold(x, kernel, dilation, pad, stride)
-    return unfolded.movedim(-2, -1).reshape(-1, unfolded.shape[-2])
-
-
 def _gradients(module: nn.Module, weights: Mapping[str, Tensor], data: Data, batch: int) -> Any:
     """Yield the gradients of each batch's mean cross-entropy and the batch's size."""
     names = list(weights)
@@ -176,5 +142,5 @@ def _gradients(module: nn.Module, weights: Mapping[str, Tensor], data: Data, bat
 
 def _differentiable(module: nn.Module) -> AbstractContextManager[None]:
     """A context in which a module in evaluation mode has gradients: cuDNN's recurrent layers refuse them."""
-    recurrent = any(isinstance(layer, nn.RNNBase) for layer in module.modules())
-    return torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()
+    refused = any(not family_for(layer).cudnn_eval_gradients for layer in module.modules())
+    return torch.backends.cudnn.flags(enabled=False) if refused else nullcontext()

@@ -18,7 +18,7 @@ from halrp.method.budget import Allocation, Budget, FixedCost, LayerOptions
 from halrp.method.importance import Curvature
 from halrp.method.method import Halrp
 from halrp.method.scales import scaled
-from halrp.model import codec
+from halrp.model.costs import weight_costs
 from halrp.model.delta import Recovered
 from halrp.model.factors import Factors
 from halrp.model.size import Size
@@ -93,14 +93,10 @@ def _affordable(method: Halrp, base: Mapping[str, Tensor], views: Mapping[str, s
 
 def _prices(method: Halrp, weight: Tensor, matrix: Tensor) -> tuple[int, int, int]:
     """What a component, the scales, and the whole weight cost in the unit of the method's budget."""
-    rows, columns = matrix.shape
-    scales = weight.shape[0] + weight.shape[1]
-    if not (isinstance(method.allocate, Budget) and method.allocate.in_bytes):
-        return rows + columns, scales, weight.numel()
-    size, precision = weight.element_size(), method.precision
-    component = codec.row_bytes(rows, precision, size) + codec.row_bytes(columns, precision, size)
-    whole = weight.shape[0] * codec.row_bytes(weight[0].numel(), precision, size)
-    return component, scales * size, whole
+    costs = weight_costs(weight.shape, matrix.shape[1], method.precision, weight.element_size())
+    in_bytes = isinstance(method.allocate, Budget) and method.allocate.in_bytes
+    component, scales, dense = (size.bytes if in_bytes else size.parameters for size in costs)
+    return component, scales, dense
 
 
 def _take_apart(

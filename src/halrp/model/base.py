@@ -18,7 +18,8 @@ from halrp.errors import HeadError, ModelError
 from halrp.model import views
 from halrp.model.delta import Delta
 from halrp.model.factors import Factors
-from halrp.model.plan import BATCH_NORMS, Plan
+from halrp.model.layers.norm import has_batch_norm
+from halrp.model.plan import Plan
 from halrp.model.size import Size
 
 
@@ -60,7 +61,7 @@ class Base:
     @property
     def has_batch_norm(self) -> bool:
         """Whether a batch of one example cannot be trained on."""
-        return any(isinstance(module, BATCH_NORMS) for module in self.module.modules())
+        return has_batch_norm(self.module)
 
     def adapted_weights(self) -> dict[str, Tensor]:
         """The weights that tasks adapt."""

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from halrp.errors import BatchOfOneError
 from halrp.model.delta import Delta
-from halrp.model.plan import BATCH_NORMS
+from halrp.model.layers.norm import uses_batch_statistics
 
 
 def batch_sizes(rows: int, batch: int) -> list[int]:
@@ -21,11 +21,6 @@ def batch_sizes(rows: int, batch: int) -> list[int]:
 def normalises_by_batch(model: nn.Module) -> bool:
     """Whether a model in evaluation mode uses the statistics of the batch, so that a row's logits depend on others."""
     return any(uses_batch_statistics(module) for module in model.modules())
-
-
-def uses_batch_statistics(module: nn.Module) -> bool:
-    """Whether a layer in evaluation mode normalises by the statistics of the batch."""
-    return isinstance(module, BATCH_NORMS) and module.running_mean is None
 
 
 def inference_batches(model: nn.Module, rows: int, batch: int) -> list[int] | int:

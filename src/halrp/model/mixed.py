@@ -15,8 +15,9 @@ the rows of that task, as if they had been passed alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,20 +26,10 @@ from halrp.errors import DataError
 from halrp.model import views
 from halrp.model.base import Base
 from halrp.model.delta import Delta
-from halrp.model.inference import inference_batches, task_logits, uses_batch_statistics
-from halrp.model.layers.mixed import (
-    CHANNEL_NORMS,
-    LAST_NORMS,
-    RECURRENT,
-    ROW_WISE,
-    MixedConv,
-    MixedGroups,
-    MixedHead,
-    MixedLinear,
-    MixedNorm,
-    Weights,
-)
-from halrp.model.layers.registry import rule_for
+from halrp.model.inference import inference_batches, task_logits
+from halrp.model.layers.head import mixed_head
+from halrp.model.layers.registry import family_for, rule_for
+from halrp.model.layers.stacks import LayerTasks
 from halrp.model.plan import aliases
 from halrp.model.rows import ROWS, NotRowWise, Rows
 
@@ -64,7 +55,7 @@ class MixedModule:
         self.reason = ""
         """Why batches go task by task; empty as long as they go in one pass."""
         try:
-            self._net = self._mixed()
+            self._net = self._mixed_network()
         except NotRowWise as reason:
             self.reason = str(reason)
 
@@ -167,98 +158,55 @@ class MixedModule:
 
     # ---- the network for mixed rows ---------------------------------------------------------------------------
 
-    def _mixed(self) -> nn.Module:
-        """A copy of the base in which every layer that some task changes is replaced by its mixed form."""
+    def _mixed_network(self) -> nn.Module:
+        """A copy of the base in which every layer that some task changes has its mixed forward pass."""
         net = views.shared_copy(self._model).eval()
         for path, module in net.named_modules():
-            if uses_batch_statistics(module):
-                raise NotRowWise(f"{path} normalises by the statistics of the batch, which mixes its rows")
-            if isinstance(module, nn.TransformerEncoderLayer):
-                # Its fused form reads the weights of its layers instead of calling them; this is how it is declined.
-                module.activation_relu_or_gelu = 0
+            family_for(module).prepare_mixed(path, module)
         for path, leaves in self._changed().items():
             layer = net.get_submodule(path)
             if layer._forward_hooks or layer._forward_pre_hooks:
                 raise NotRowWise(f"{path} has hooks")
-            mixed = self._mixed_layer(path, layer, leaves)
-            layer.__dict__["forward"] = mixed
-            if not isinstance(mixed, MixedGroups):
-                # Code that reads a tensor of the layer would get the base's; without it, it fails and is noticed.
-                for leaf in leaves:
-                    (layer._parameters if leaf in layer._parameters else layer._buffers).pop(leaf)
+            layer.__dict__["forward"] = self._mixed_forward(path, layer, leaves)
+            rule = rule_for(layer)
+            for leaf in leaves if rule is None or rule.hides_tensors else ():
+                (layer._parameters if leaf in layer._parameters else layer._buffers).pop(leaf)
         return net
 
     def _changed(self) -> dict[str, set[str]]:
         """For every layer that some task changes, the names of the tensors it changes there."""
         holders = dict(self._model.named_modules(remove_duplicate=False))
-        names = aliases(
-            chain(*(f(remove_duplicate=False) for f in (self._model.named_parameters, self._model.named_buffers)))
-        )
+        listings = self._model.named_parameters, self._model.named_buffers
+        names = aliases(chain.from_iterable(listing(remove_duplicate=False) for listing in listings))
         changed: dict[str, set[str]] = {}
-        for delta in self._deltas:
-            for name in (*delta.factors, *delta.owned):
-                path, _, leaf = name.rpartition(".")
-                if len({id(holders[alias.rpartition(".")[0]]) for alias in names.get(name, ())}) > 1:
-                    raise NotRowWise(f"{' and '.join(names[name])} are tied")
-                for outer in _outer(path):
-                    if type(holders[outer]) is nn.MultiheadAttention:
-                        path, leaf = outer, name[len(outer) + 1 :]
-                changed.setdefault(path, set()).add(leaf)
+        for name in dict.fromkeys(chain.from_iterable((*d.factors, *d.owned) for d in self._deltas)):
+            if len({id(holders[alias.rpartition(".")[0]]) for alias in names.get(name, ())}) > 1:
+                raise NotRowWise(f"{' and '.join(names[name])} are tied")
+            path = name.rpartition(".")[0]
+            for outer in _enclosing(path):
+                rule = rule_for(holders[outer])
+                if rule is not None and rule.reads_children:
+                    path = outer
+            changed.setdefault(path, set()).add(name[len(path) + 1 :] if path else name)
         return changed
 
-    def _mixed_layer(
-        self, path: str, layer: nn.Module, leaves: set[str]
-    ) -> MixedLinear | MixedConv | MixedHead | MixedNorm | MixedGroups:
-        kind = type(layer)
+    def _mixed_forward(self, path: str, layer: nn.Module, leaves: set[str]) -> Callable[..., Any]:
+        tasks = LayerTasks(
+            path,
+            layer,
+            frozenset(leaves),
+            [delta.factors for delta in self._deltas],
+            [delta.owned for delta in self._deltas],
+            lambda task: self._view(task).get_submodule(path),
+        )
         if path == self._plan.head:
-            return self._mixed_head(path, layer)
-        if rule_for(layer) is not None and leaves <= {"weight", "bias"}:
-            weights = Weights(
-                layer.get_parameter("weight").detach(),
-                [delta.factors.get(f"{path}.weight") for delta in self._deltas],
-                self._owned(f"{path}.weight"),
-            )
-            bias = self._stack(path, layer, "bias")
-            if kind is nn.Linear:
-                return MixedLinear(path, weights, bias)
-            if kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
-                return MixedConv(path, layer, weights, bias)
-        statistics = ("weight", "bias", "running_mean", "running_var")
-        if kind in (*CHANNEL_NORMS, *LAST_NORMS) and leaves <= {*statistics, "num_batches_tracked"}:
-            stacks = {leaf: self._stack(path, layer, leaf) for leaf in statistics}
-            return MixedNorm(path, layer, {leaf: stack for leaf, stack in stacks.items() if stack is not None})
-        batch_first = kind not in (*RECURRENT, nn.MultiheadAttention) or layer.batch_first
-        if kind in ROW_WISE and batch_first:
-            return MixedGroups(path, layer, lambda task: self._view(task).get_submodule(path))
-        raise NotRowWise(f"{path or 'the model itself'} ({kind.__name__}) is not known to treat rows independently")
-
-    def _mixed_head(self, path: str, layer: nn.Module) -> MixedHead | MixedConv:
-        """Heads padded to one width; the bias of a class that a task does not have is −inf."""
-        own = layer.get_parameter("weight")
-        weight = own.new_zeros(len(self._deltas), max(self._classes), *own.shape[1:])
-        bias = own.new_full(weight.shape[:2], -torch.inf)
-        for task, (delta, classes) in enumerate(zip(self._deltas, self._classes, strict=True)):
-            tensors: Mapping[str, Tensor] = (
-                {f"{path}.{leaf}": tensor for leaf, tensor in layer.named_parameters()}
-                if delta.is_base
-                else delta.owned
-            )
-            weight[task, :classes] = tensors[f"{path}.weight"]
-            bias[task, :classes] = tensors.get(f"{path}.bias", own.new_zeros(classes))
-        if isinstance(layer, nn.Linear):
-            return MixedHead(path, weight, bias)
-        return MixedConv(path, layer, Weights(own.detach(), [None] * len(weight), dict(enumerate(weight))), bias)
-
-    def _owned(self, name: str) -> dict[int, Tensor]:
-        return {t: d.owned[name] for t, d in enumerate(self._deltas) if name in d.owned}
-
-    def _stack(self, path: str, layer: nn.Module, leaf: str) -> Tensor | None:
-        """A tensor of a layer as each task has it, (T, ...); None if the layer has none."""
-        shared: Tensor | None = getattr(layer, leaf, None)
-        if shared is None:
-            return None
-        owned = self._owned(f"{path}.{leaf}")
-        return torch.stack([owned.get(task, shared.detach()) for task in range(len(self._deltas))])
+            return mixed_head(tasks, self._classes)
+        rule = rule_for(layer)
+        if rule is None:
+            raise tasks.not_row_wise()
+        if "mixed" in rule.lacks:
+            raise tasks.not_row_wise(f"the layer rule for {type(layer).__name__} has no mixed form")
+        return rule.mixed(tasks)
 
 
 def _as_wide(parts: Sequence[Tensor]) -> Tensor:
@@ -267,7 +215,7 @@ def _as_wide(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([nn.functional.pad(part, (0, width - part.shape[1]), value=-torch.inf) for part in parts])
 
 
-def _outer(path: str) -> Iterator[str]:
+def _enclosing(path: str) -> Iterator[str]:
     """The paths of the modules around a module and of itself, from the inside out."""
     while path:
         yield path

@@ -1,7 +1,7 @@
-"""The rows of a mixed batch: whose they are, and how each meets what its task owns.
+"""The rows of a mixed batch: the task of each, and how each meets what its task owns.
 
-Rows are sorted by task, so that a task's rows are a slice. Which rows a layer sees is told by a context variable that
-is set for one call in one thread, so layers need no state of their own and calls do not meet.
+Rows are sorted by task, so that a task's rows are a slice. A context variable holds the rows of the call that is under
+way in a thread, so layers need no state of their own and calls in several threads do not interfere.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 
-class NotRowWise(Exception):  # noqa: N818  (a reason to go task by task, not a failure)
+class NotRowWise(Exception):  # noqa: N818  (a reason to compute task by task, not a failure)
     """A part of the model cannot be shown to treat the rows of a batch independently."""
 
 
@@ -24,7 +24,7 @@ class Rows:
     """The task of each row of a batch, in ascending order."""
 
     def __init__(self, tasks: Sequence[int], device: torch.device) -> None:
-        """Take the index of each row's task."""
+        """Group rows by the index of each row's task; the indices ascend."""
         self.tasks = torch.tensor(tasks, device=device)
         """(N,)"""
         groups, start = [], 0
@@ -58,32 +58,32 @@ class Rows:
         One product with the matrices of all tasks, of which each row keeps its own part, grows with the number of
         tasks. Here rows are laid out in chunks of equal length, each of one task. A length of N over the number of
         tasks, rounded up, bounds the waste however uneven the tasks are: there are at most twice as many chunks as
-        tasks, and at most 4 N rows including those that only fill a chunk.
+        tasks, and at most 4 N slots, including those that only fill a chunk.
         """
-        tasks, places, back = self._chunks
-        y = x.index_select(0, places).reshape(len(tasks), -1, x.shape[-1])
+        tasks, row_of_slot, slot_of_row = self._chunks
+        y = x.index_select(0, row_of_slot).reshape(len(tasks), -1, x.shape[-1])
         for matrix in matrices:
             y = y @ matrix.index_select(0, tasks).mT
-        return y.view(len(places), *x.shape[1:-1], y.shape[-1]).index_select(0, back)
+        return y.view(len(row_of_slot), *x.shape[1:-1], y.shape[-1]).index_select(0, slot_of_row)
 
     @cached_property
     def _chunks(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The task of each chunk, the row at each place of the chunks, and the place of each row."""
+        """The task of each chunk, the row in each slot of the chunks, and the slot of each row."""
         length = math.ceil(len(self) / len(self.groups))
         tasks: list[int] = []
-        places: list[int] = []
-        back: list[int] = []
+        row_of_slot: list[int] = []
+        slot_of_row: list[int] = []
         for task, members in self.groups:
             for start in range(0, len(members), length):
                 chunk = members[start : start + length]
                 tasks.append(task)
-                back += range(len(places), len(places) + len(chunk))
-                places += [*chunk, *[chunk[-1]] * (length - len(chunk))]
+                slot_of_row += range(len(row_of_slot), len(row_of_slot) + len(chunk))
+                row_of_slot += [*chunk, *[chunk[-1]] * (length - len(chunk))]
         device = self.tasks.device
         return (
             torch.tensor(tasks, device=device),
-            torch.tensor(places, device=device),
-            torch.tensor(back, device=device),
+            torch.tensor(row_of_slot, device=device),
+            torch.tensor(slot_of_row, device=device),
         )
 
 
@@ -92,28 +92,28 @@ ROWS: ContextVar[Rows] = ContextVar("ROWS")
 
 
 def rows_of(x: Tensor, layer: str, dims: int | None = None) -> Rows:
-    """The rows of this call, if x can hold one entry for each of them (and has `dims` dimensions, if given)."""
+    """The rows of this call, if x has an entry for each of them (and `dims` dimensions, if given)."""
     rows = ROWS.get()
     if x.dim() < 2 or x.shape[0] != len(rows) or (dims is not None and x.dim() != dims):
         raise NotRowWise(f"{layer} sees an input of shape {tuple(x.shape)} in a batch of {len(rows)} rows")
     return rows
 
 
-def apart(
+def compute_apart(
     x: Tensor,
     rows: Rows,
     alone: Container[int],
-    one: Callable[[Tensor, int], Tensor],
+    one_task: Callable[[Tensor, int], Tensor],
     together: Callable[[Tensor, Rows], Tensor],
 ) -> Tensor:
-    """Compute the rows of the tasks in `alone` group by group with `one`, and all others at once with `together`.
+    """Compute the rows of the tasks in `alone` task by task with `one_task`, all others at once with `together`.
 
     Indexing is by brackets, which keep the memory format.
     """
     groups = [(task, members) for task, members in rows.groups if task in alone]
     if not groups:
         return together(x, rows)
-    pieces = [one(x[members.start : members.stop], task) for task, members in groups]
+    pieces = [one_task(x[members.start : members.stop], task) for task, members in groups]
     if len(groups) == len(rows.groups):
         return torch.cat(pieces)
     others = [(task, row) for task, members in rows.groups if task not in alone for row in members]

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from halrp.errors import ModelError
 from halrp.model.factors import Factors
 from halrp.model.layers.head import new_head
-from halrp.model.layers.registry import Merged, adapt, adapt_merged
+from halrp.model.layers.merged import Merged, adapt_merged
+from halrp.model.layers.registry import adapt
 from halrp.model.plan import Plan, aliases
 
 

@@ -22,11 +22,12 @@ from torch.nn.parameter import is_lazy
 from halrp._version import __version__
 from halrp.errors import SettingError
 from halrp.method.method import Halrp
-from halrp.model import codec
 from halrp.model.codec import PRECISIONS, Precision
+from halrp.model.costs import weight_costs
 from halrp.model.delta import Delta
 from halrp.model.factors import Factors
-from halrp.model.plan import BATCH_NORMS, NORMS, ParameterPlan, Plan, Problem, Role, examine
+from halrp.model.layers.registry import family_for
+from halrp.model.plan import ParameterPlan, Plan, Problem, Role, examine
 from halrp.provenance import describe
 from halrp.training.recipe import Recipe
 
@@ -34,8 +35,6 @@ MODEL = "(model)"
 """The name of a row about the model as a whole."""
 _NAME = "n" * 40
 """Stands for the name of a task when the header of its file is measured."""
-_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-"""Buffers that training a norm layer changes; only batch norms count their batches."""
 _PLURALS = {"weight": "small weights", "bias": "biases", "norm": "norms", "other": "others", "buffer": "buffers"}
 
 
@@ -192,19 +191,18 @@ def _row(treatment: ParameterPlan, element: int) -> Row:
         "parameters": entries,
     }
     if treatment.kind == "adapted":
-        columns = {"mean": shape[1]} if treatment.kernel else {}
-        columns["full"] = entries // shape[0]
-        prices = {view: _rank_prices(shape[0], width, element) for view, width in columns.items()}
-        return Row(**common, rank_bytes=prices, scale_bytes=(shape[0] + shape[1]) * element)
+        costs = {
+            view: {precision: weight_costs(shape, width, precision, element) for precision in PRECISIONS}
+            for view, width in (treatment.widths or {}).items()
+        }
+        return Row(
+            **common,
+            rank_bytes={
+                view: {p: cost.component.bytes for p, cost in prices.items()} for view, prices in costs.items()
+            },
+            scale_bytes=costs["full"]["float32"].scales.bytes,
+        )
     return Row(**common, fixed_bytes=entries * element if treatment.kind == "owned" else 0)
-
-
-def _rank_prices(rows: int, columns: int, element: int) -> dict[Precision, int]:
-    """What a column of p and a row of q cost together."""
-    return {
-        precision: codec.row_bytes(rows, precision, element) + codec.row_bytes(columns, precision, element)
-        for precision in PRECISIONS
-    }
 
 
 def _buffer_rows(model: nn.Module, plan: Plan) -> Iterable[Row]:
@@ -214,7 +212,7 @@ def _buffer_rows(model: nn.Module, plan: Plan) -> Iterable[Row]:
             continue  # its layer's parameters are refused already
         path, _, leaf = name.rpartition(".")
         owner, shape, entries = owners[path], tuple(buffer.shape), buffer.numel()
-        if isinstance(owner, NORMS) and leaf in _STATISTICS[: 3 if isinstance(owner, BATCH_NORMS) else 2]:
+        if leaf in family_for(owner).trained_buffers:
             why = f"statistics of {type(owner).__name__}: training changes them"
             yield Row(name, "owned", why, plan.role(name), shape, entries, fixed_bytes=entries * buffer.element_size())
         else:

@@ -15,7 +15,7 @@ from halrp.lab.methods import network
 from halrp.lab.methods.check import ITEMS, check_method
 from halrp.lab.methods.clr import FILTER, Filtered, Reprogramming, filtered, identity_filter, insert
 from halrp.lab.methods.tiny import tiny_context, tiny_tasks
-from halrp.model.plan import BATCH_NORMS
+from halrp.model.layers.norm import BATCH_NORMS
 from halrp.training.loop import Group
 from tests.lab.methods.small_nets import SMALL, check_two_tasks, small_context, small_tasks
 

@@ -32,7 +32,7 @@ from halrp.lab.methods.gpm import Mode, sample
 from halrp.lab.methods.protocol import Context, Method, Size, State
 from halrp.lab.streams import Task
 from halrp.model.base import set_memory_format
-from halrp.model.plan import NORMS
+from halrp.model.layers.norm import NORMS
 from halrp.model.views import clone, task_view
 from halrp.training.loop import Group, Training
 

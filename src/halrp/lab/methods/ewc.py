@@ -20,7 +20,7 @@ from halrp.lab.methods.l2 import Anchored
 from halrp.lab.methods.protocol import Context
 from halrp.lab.streams import Task
 from halrp.model.inference import batch_sizes
-from halrp.model.plan import BATCH_NORMS
+from halrp.model.layers.norm import BATCH_NORMS
 
 Labels = Literal["predicted", "true", "exact"]
 

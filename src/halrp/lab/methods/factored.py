@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from halrp.lab.methods import network
 from halrp.lab.methods.protocol import Context, Method, Size, State
-from halrp.model.plan import BATCH_NORMS
+from halrp.model.layers.norm import BATCH_NORMS
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 

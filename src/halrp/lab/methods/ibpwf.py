@@ -34,7 +34,7 @@ from halrp.lab.methods.factored import (
 )
 from halrp.lab.methods.protocol import Context, Size, State
 from halrp.lab.streams import Task
-from halrp.model.plan import BATCH_NORMS
+from halrp.model.layers.norm import BATCH_NORMS
 from halrp.model.views import replace_module
 from halrp.training.loop import Group, supervised_loss
 

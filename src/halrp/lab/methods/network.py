@@ -18,7 +18,8 @@ from halrp.lab.streams import Task
 from halrp.model.base import Base, set_memory_format
 from halrp.model.inference import batch_sizes
 from halrp.model.layers.head import new_head
-from halrp.model.plan import BATCH_NORMS, Plan, plan
+from halrp.model.layers.norm import BATCH_NORMS
+from halrp.model.plan import Plan, plan
 from halrp.model.views import get_tensor, replace_module
 from halrp.store.store import slug
 from halrp.training.batches import InMemory, prepare, refuse_batch_of_one

@@ -13,7 +13,7 @@ from torch import nn
 
 from halrp.lab.methods.network import HEAD
 from halrp.lab.methods.protocol import Context
-from halrp.model.plan import BATCH_NORMS, NORMS
+from halrp.model.layers.norm import BATCH_NORMS, NORMS
 
 
 def with_batch_statistics(context: Context) -> Context:

@@ -1,1 +1,8 @@
-"""One file per layer family: how it is planned, computed, computed for mixed batches, measured and priced."""
+"""Layer families: one file each, with how its parameters are planned, its forward passes, its moments and its costs.
+
+Importing the package registers every family. `registry` says what a rule is and finds the one of a layer.
+"""
+
+from halrp.model.layers import attention, conv, embedding, groupwise, linear, merged, norm, recurrent
+
+__all__ = ["attention", "conv", "embedding", "groupwise", "linear", "merged", "norm", "recurrent"]

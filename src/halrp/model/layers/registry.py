@@ -1,53 +1,170 @@
-"""Layer rules: how an adapted layer computes, one small class per layer type.
+"""Layer rules: all that the library knows about a layer type, registered with `@layer_rule`.
 
-An adapted weight is W_t = r ∘ W ∘ s + p q, where W (J, I, *kernel) is the frozen base. A rule turns a layer in place
-into its adapted form: same attributes, same hooks, still an instance of its old class, but `forward` uses the
-factors and never asks for the gradient of W. Its `weight` is a property that gives the merged weight, so code that
-reads `layer.weight` instead of calling the layer stays right.
+A `LayerRule` answers five questions about a layer type: what happens to its parameters (`plan`), how a task's layer
+computes (`adapted`, a class with its `forward`), how one pass computes rows of different tasks (`mixed`), which rows
+make the Kronecker factors of its weight (`input_rows`, `gradient_rows`), and how its weight becomes a matrix, which
+decides what a component costs (`matrix_widths`). Each has a default, so a rule writes only what is special.
 
-Parameters for which no rule is registered (packed attention projections, recurrent weights, embeddings, transposed
-convolutions, user layers) go through torch's own parametrization with `Merged`, which is right for every layer that
-reads its weight, and pays for building the merged weight at each use.
+A user registers a class of one of two kinds:
+
+- an adapted layer, which derives from `Adapted` (or from a family such as `LinearFamily`) and from the layer's type;
+- a subclass of `LayerRule`, when there is more to say.
+
+What a rule has neither written nor inherited it lacks: `lacks` lists it, and the library falls back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar, cast
 
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
+from torch.utils.hooks import RemovableHandle
 
+from halrp.errors import SettingError
 from halrp.model import kernels
 from halrp.model.factors import Factors
+from halrp.model.layers.stacks import LayerTasks
 
-_RULES: dict[type[nn.Module], type[nn.Module]] = {}
-Rule = TypeVar("Rule", bound=type[nn.Module])
-
-
-def layer_rule(layer: type[nn.Module]) -> Callable[[Rule], Rule]:
-    """Register the adapted form of a layer type whose weight is its parameter `weight`.
-
-    The decorated class derives from `Adapted` and from the layer's type, and defines `forward`. A rule holds for
-    exactly this type: a subclass may compute something else and falls back to the merged weight.
-    """
-
-    def register(rule: Rule) -> Rule:
-        _RULES[layer] = rule
-        return rule
-
-    return register
+Kind = Literal["adapted", "owned", "shared"]
+Role = Literal["weight", "bias", "norm", "head", "other", "buffer"]
+Part = Literal["mixed", "moments"]
 
 
-def rule_for(layer: nn.Module) -> type[nn.Module] | None:
-    """The registered adapted form of a layer, or None."""
-    return _RULES.get(type(layer))
+class Decision(NamedTuple):
+    """What happens to one parameter, and why."""
+
+    kind: Kind
+    role: Role
+    reason: str
+    by_rule: bool = False
+    """Adapted through the layer's adapted form rather than through the merged weight."""
+
+
+class MomentSums(Protocol):
+    """Where a rule adds the rows that make a weight's Kronecker factors."""
+
+    def add_inputs(self, rows: Tensor) -> None:
+        """Add input rows (N·L, I·K)."""
+
+    def add_gradients(self, rows: Tensor) -> None:
+        """Add output-gradient rows (N·L, J)."""
+
+
+class LayerRule:
+    """What the library knows about one layer type. The defaults hold for any layer that reads its parameters."""
+
+    adapted: type[Adapted] | None = None
+    """The adapted form of the layer; None adapts its weights through torch's parametrization (`merged`)."""
+    lacks: tuple[Part, ...] = ()
+    """Parts to do without although they are inherited; after registration, all that the rule does not have."""
+    kernel: ClassVar[bool] = False
+    """Whether the dimensions of a weight after the second are positions of a convolution's kernel."""
+    trained_buffers: ClassVar[tuple[str, ...]] = ()
+    """Buffers that training the layer changes."""
+    reads_children: ClassVar[bool] = False
+    """Whether the layer reads the tensors of the layers inside it, so that it has one mixed form with them."""
+    hides_tensors: ClassVar[bool] = True
+    """Whether tensors that tasks change are removed from the layer in its mixed form: code that reads them instead of
+    calling the layer would get the base's, and without them it fails and is noticed."""
+    cudnn_eval_gradients: ClassVar[bool] = True
+    """Whether cuDNN can differentiate the layer in evaluation mode."""
+
+    def __init__(self, layer_type: type[nn.Module], adapted: type[Adapted] | None = None) -> None:
+        """Make the rule of a layer type; `adapted` is its adapted form if the class names none."""
+        self.layer_type = layer_type
+        self.adapted = adapted or self.adapted
+        written = {part for part, method in _METHODS.items() if getattr(type(self), method) is not _default(method)}
+        declared = getattr(adapted, "lacks", self.lacks)
+        unknown = set(declared) - _METHODS.keys()
+        if unknown:
+            raise SettingError(
+                f"the layer rule for {layer_type.__name__} lacks {', '.join(map(repr, sorted(unknown)))}, which is "
+                f"no part of a rule; choose from {', '.join(map(repr, _METHODS))}"
+            )
+        self.lacks = tuple(part for part in _METHODS if part in declared or part not in written)
+
+    def plan(self, layer: nn.Module, leaf: str, parameter: Tensor, tied: bool) -> Decision:
+        """Decide what happens to a trainable parameter; `tied` says that other layers hold it too.
+
+        A layer that is not of exactly the rule's type may compute something else, so its weight is merged.
+        """
+        if parameter.dim() < 2:
+            return Decision(
+                "owned", "bias" if leaf.endswith("bias") or "bias_" in leaf else "other", "fewer than two dimensions"
+            )
+        rows, columns = parameter.shape[:2]
+        component = rows + min(self.matrix_widths(parameter.shape).values())
+        if rows + columns + component >= parameter.numel():
+            return Decision("owned", "weight", "so small that a delta of rank 1 would cost as much")
+        kind = type(layer).__name__
+        if leaf == "weight" and adapted_form(layer) is not None and not tied:
+            without = f", without {' and '.join(self.lacks)}" if self.lacks else ""
+            return Decision("adapted", "weight", f"rule for {kind}{without}", by_rule=True)
+        return Decision("adapted", "weight", f"merged weight of {kind}")
+
+    def matrix_widths(self, shape: Sequence[int]) -> dict[str, int]:
+        """How many columns a weight of this shape has as a matrix, by view: "full", and "mean" over a kernel."""
+        full = {"full": math.prod(shape[1:])}
+        return {"mean": shape[1]} | full if self.kernel and len(shape) > 2 else full
+
+    def prepare_mixed(self, path: str, layer: nn.Module) -> None:
+        """Prepare any layer of this family for a pass over mixed rows, or raise `NotRowWise` if it mixes them."""
+
+    def mixed(self, tasks: LayerTasks) -> Callable[..., Any]:
+        """The layer's forward pass for rows of different tasks, or raise `NotRowWise`."""
+        raise NotImplementedError
+
+    def measures(self, layer: nn.Module) -> bool:
+        """Whether the Kronecker factors of this layer's weight can be collected."""
+        return "moments" not in self.lacks
+
+    def input_rows(self, layer: nn.Module, x: Tensor) -> Tensor:
+        """The inputs that meet the weight, one row per example and position: (N·L, I·K)."""
+        raise NotImplementedError
+
+    def gradient_rows(self, layer: nn.Module, gradient: Tensor) -> Tensor:
+        """The gradient at W x + b, one row per example and position: (N·L, J). Default: channels come last."""
+        return gradient.reshape(-1, gradient.shape[-1])
+
+    def observed(self, layer: nn.Module, x: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
+        """W x + b, whose gradient is wanted, and the layer's output as a function of it. Default: both are `output`."""
+        return output, output
+
+    def record(self, layer: nn.Module, sums: MomentSums) -> RemovableHandle:
+        """Add the rows of every call of a layer, and its output gradients once they are known, until removed."""
+
+        def hook(layer: nn.Module, inputs: tuple[Tensor, ...], named: Mapping[str, Tensor], output: Tensor) -> Any:
+            if not output.requires_grad:  # the model itself keeps this call out of its gradient
+                return None
+            x = inputs[0] if inputs else next(iter(named.values()))
+            sums.add_inputs(self.input_rows(layer, x.detach()))
+            y, output = self.observed(layer, x, output)
+            y.register_hook(lambda gradient: sums.add_gradients(self.gradient_rows(layer, gradient)))
+            return output
+
+        return layer.register_forward_hook(hook, with_kwargs=True)
+
+
+_METHODS: dict[Part, str] = {"mixed": "mixed", "moments": "input_rows"}
+"""The method that a rule must write or inherit to have a part."""
+
+
+def _default(method: str) -> Any:
+    return getattr(LayerRule, method)
 
 
 class Adapted(nn.Module):
-    """What all adapted forms share: the frozen base weight and the factors."""
+    """An adapted layer: the frozen base weight and the factors; subclasses define `forward` with them.
 
+    An adapted weight is W_t = r ∘ W ∘ s + p q, where W (J, I, *kernel) is the frozen base. A layer is turned in place
+    into its adapted form: same attributes, same hooks, still an instance of its class, but `forward` uses the factors
+    and never asks for the gradient of W. Its `weight` is the merged weight, so code that reads `layer.weight` instead
+    of calling the layer stays right.
+    """
+
+    _rule: ClassVar[type[LayerRule]] = LayerRule
     base_weight: Tensor
     r: Tensor
     s: Tensor
@@ -64,102 +181,72 @@ class Adapted(nn.Module):
         return f"{super().extra_repr()}, rank={self.p.shape[1]}"
 
 
+_RULES: dict[type[nn.Module], LayerRule] = {}
+_UNKNOWN = LayerRule(nn.Module)
+Registered = TypeVar("Registered", bound=type[LayerRule] | type[Adapted])
+
+
+def layer_rule(*layer_types: type[nn.Module]) -> Callable[[Registered], Registered]:
+    """Register what the library knows about layer types: an adapted layer or a `LayerRule`.
+
+    A rule holds for exactly these types. A subclass may compute something else: its parameters are planned in the
+    same way, its weight is merged, and it has no mixed form and no moments.
+    """
+
+    def register(rule: Registered) -> Registered:
+        for layer_type in layer_types:
+            if not issubclass(rule, Adapted):
+                _RULES[layer_type] = rule(layer_type)
+            elif issubclass(rule, layer_type):
+                _RULES[layer_type] = rule._rule(layer_type, rule)
+            else:
+                raise SettingError(
+                    f"{rule.__name__} cannot be the adapted form of {layer_type.__name__}: derive it from "
+                    f"{layer_type.__name__} as well"
+                )
+        return rule
+
+    return register
+
+
+def rule_for(layer: nn.Module) -> LayerRule | None:
+    """The rule that was registered for exactly the type of a layer, or None."""
+    return _RULES.get(type(layer))
+
+
+def family_for(layer: nn.Module) -> LayerRule:
+    """The rule of the nearest registered type that a layer derives from; for an unknown layer one of defaults only."""
+    return next((_RULES[kind] for kind in type(layer).__mro__ if kind in _RULES), _UNKNOWN)
+
+
+def adapted_form(layer: nn.Module) -> type[Adapted] | None:
+    """The adapted form of exactly the type of a layer, or None."""
+    rule = rule_for(layer)
+    return None if rule is None else rule.adapted
+
+
+def moments_rule(layer: nn.Module, weight: Tensor) -> LayerRule | None:
+    """The rule that collects the Kronecker factors of a weight in one of its layers, or None."""
+    rule = rule_for(layer)
+    known = rule is not None and rule.measures(layer) and getattr(layer, "weight", None) is weight
+    return rule if known else None
+
+
 def adapt(layer: nn.Module, factors: Factors) -> None:
-    """Turn a layer in place into its registered adapted form. The factors' tensors are used as they are."""
+    """Turn a layer in place into its adapted form. The factors' tensors are used as they are."""
+    form = adapted_form(layer)
+    if form is None:
+        raise SettingError(f"{type(layer).__name__} has no adapted form; register one with @layer_rule")
     weight = cast(Tensor, layer._parameters.pop("weight"))
-    layer.__class__ = _RULES[type(layer)]
+    layer.__class__ = form
     layer.register_buffer("base_weight", weight.detach(), persistent=False)
-    _hold(layer, factors)
+    hold(layer, factors)
 
 
-class Merged(nn.Module):
-    """A parametrization that makes the merged weight of the base weight stored beside it."""
-
-    def __init__(self, factors: Factors) -> None:
-        """Hold the factors."""
-        super().__init__()
-        _hold(self, factors)
-
-    def forward(self, weight: Tensor) -> Tensor:
-        """Return r ∘ W ∘ s + p q."""
-        own = cast(Adapted, self)
-        return kernels.merge(weight, own.r, own.s, own.p, own.q)
-
-
-def adapt_merged(layer: nn.Module, name: str, merged: Merged) -> None:
-    """Make a parameter of any layer read as its merged weight."""
-    parametrize.register_parametrization(layer, name, merged, unsafe=True)
-
-
-def _hold(module: nn.Module, factors: Factors) -> None:
+def hold(module: nn.Module, factors: Factors) -> None:
+    """Register factors in a module: those that train as parameters, the others as buffers."""
     for name, tensor in zip("rspq", factors.tensors(), strict=True):
         if isinstance(tensor, nn.Parameter):
             module.register_parameter(name, tensor)
         else:
             module.register_buffer(name, tensor)
-
-
-@layer_rule(nn.Linear)
-class AdaptedLinear(Adapted, nn.Linear):  # type: ignore[override]
-    """y = r ∘ (W (s ∘ x)) + p (q x) + b."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the factored layer to x (..., I)."""
-        return kernels.linear(x, self.base_weight, self.bias, self.r, self.s, self.p, self.q)
-
-
-class AdaptedConv(Adapted):
-    """y = conv(x; r ∘ W ∘ s + p q) + b, by the strategy that is fastest for the shape."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the layer to x (N, C, *space), or to one unbatched example (C, *space)."""
-        layer = cast(Any, self)
-        dims = self.base_weight.dim() - 2
-        batched = x if x.dim() == dims + 2 else x.unsqueeze(0)
-        if layer.padding_mode != "zeros":
-            batched = F.pad(batched, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
-            padding = (0,) * dims
-        elif layer.padding == "valid":
-            padding = (0,) * dims
-        elif layer.padding == "same":
-            batched, padding = same_padding(batched, layer.kernel_size, layer.dilation)
-        else:
-            padding = layer.padding
-        y = kernels.conv(
-            batched,
-            self.base_weight,
-            layer.bias,
-            self.r,
-            self.s,
-            self.p,
-            self.q,
-            layer.stride,
-            padding,
-            layer.dilation,
-            layer.groups,
-        )
-        return y if batched.dim() == x.dim() else y.squeeze(0)
-
-
-def same_padding(x: Tensor, kernel: tuple[int, ...], dilation: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
-    """Resolve padding "same": symmetric where it can be, the odd row or column added at the end."""
-    total = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
-    odd = [t % 2 for t in total]
-    if any(odd):
-        x = F.pad(x, [side for extra in reversed(odd) for side in (0, extra)])
-    return x, tuple(t // 2 for t in total)
-
-
-@layer_rule(nn.Conv1d)
-class AdaptedConv1d(AdaptedConv, nn.Conv1d):  # type: ignore[override]
-    """An adapted one-dimensional convolution."""
-
-
-@layer_rule(nn.Conv2d)
-class AdaptedConv2d(AdaptedConv, nn.Conv2d):  # type: ignore[override]
-    """An adapted two-dimensional convolution."""
-
-
-@layer_rule(nn.Conv3d)
-class AdaptedConv3d(AdaptedConv, nn.Conv3d):  # type: ignore[override]
-    """An adapted three-dimensional convolution."""

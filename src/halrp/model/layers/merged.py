@@ -1,0 +1,46 @@
+"""The fallback: a weight that is merged at each use, through torch's parametrization.
+
+It is right for every layer that reads its weight: packed attention projections, recurrent weights, embeddings,
+transposed convolutions, layers without a rule. It pays for building the merged weight at each use.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from halrp.model import kernels
+from halrp.model.factors import Factors
+from halrp.model.layers.registry import Adapted, Decision, LayerRule, hold, layer_rule
+
+
+class Merged(nn.Module):
+    """A parametrization that makes the merged weight from the base weight beside it."""
+
+    def __init__(self, factors: Factors) -> None:
+        """Hold the factors."""
+        super().__init__()
+        hold(self, factors)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """Return r ∘ W ∘ s + p q."""
+        held = cast(Adapted, self)
+        return kernels.merge(weight, held.r, held.s, held.p, held.q)
+
+
+def adapt_merged(layer: nn.Module, name: str, merged: Merged) -> None:
+    """Make a parameter of any layer read as its merged weight."""
+    parametrize.register_parametrization(layer, name, merged, unsafe=True)
+
+
+@layer_rule(parametrize.ParametrizationList)
+class ParametrizedRule(LayerRule):
+    """Parameters that the model itself parametrizes, as weight norm does."""
+
+    def plan(self, layer: nn.Module, leaf: str, parameter: Tensor, tied: bool) -> Decision:
+        """A second parametrization on top would not be a low-rank delta of the weight."""
+        if parameter.dim() < 2:
+            return super().plan(layer, leaf, parameter, tied)
+        return Decision("owned", "other", "already parametrized by the model: a full private copy")
