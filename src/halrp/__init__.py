@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from halrp.method.prune import Keep, Prune
     from halrp.method.scales import Exact, Legacy
     from halrp.model.delta import Delta
-    from halrp.model.layers.registry import Adapted, layer_rule
+    from halrp.model.layers.conv import ConvFamily
+    from halrp.model.layers.linear import LinearFamily
+    from halrp.model.layers.registry import Adapted, LayerRule, layer_rule
     from halrp.model.plan import Plan
     from halrp.store.store import Store
     from halrp.tools.explain import Explanation, explain
@@ -41,7 +43,9 @@ _HOME = {
     "halrp.method.prune": ("Keep", "Prune"),
     "halrp.method.scales": ("Exact", "Legacy"),
     "halrp.model.delta": ("Delta",),
-    "halrp.model.layers.registry": ("Adapted", "layer_rule"),
+    "halrp.model.layers.conv": ("ConvFamily",),
+    "halrp.model.layers.linear": ("LinearFamily",),
+    "halrp.model.layers.registry": ("Adapted", "LayerRule", "layer_rule"),
     "halrp.model.plan": ("Plan",),
     "halrp.store.store": ("Store",),
     "halrp.tools.explain": ("Explanation", "explain"),
@@ -54,6 +58,7 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = [
     "Adapted",
     "Budget",
+    "ConvFamily",
     "Delta",
     "Exact",
     "Explanation",
@@ -61,8 +66,10 @@ __all__ = [
     "GradientNorm",
     "Halrp",
     "Keep",
+    "LayerRule",
     "Learner",
     "Legacy",
+    "LinearFamily",
     "LossRate",
     "MeanSquare",
     "Plain",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -14,7 +14,6 @@ from torch.nn.utils import parametrize
 from halrp import Adapted, layer_rule
 from halrp.model import kernels
 from halrp.model.factors import Factors, identity_factors
-from halrp.model.layers import registry
 from halrp.model.layers.head import new_head
 from halrp.model.layers.merged import Merged, adapt_merged
 from halrp.model.layers.registry import adapt, adapted_form
@@ -235,14 +234,6 @@ class Doubled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return 2 * x @ self.weight.T
-
-
-@pytest.fixture
-def rules_restored() -> Iterator[None]:
-    before = dict(registry._RULES)
-    yield
-    registry._RULES.clear()
-    registry._RULES.update(before)
 
 
 @pytest.mark.usefixtures("rules_restored")

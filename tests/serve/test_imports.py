@@ -1,0 +1,16 @@
+"""What a server loads: predicting needs neither the training code nor the method."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def test_the_predictor_imports_no_training_code() -> None:
+    code = "import halrp.serve.predictor, sys; print(*sorted(m for m in sys.modules if m.startswith('halrp.')))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = result.stdout.split()
+    assert "halrp.model.mixed" in modules
+    allowed = ("halrp.serve", "halrp.store", "halrp.model", "halrp.objectives")
+    other = [name for name in modules if not name.startswith(allowed)]
+    assert set(other) <= {"halrp.errors", "halrp.seeding", "halrp._version"}
