@@ -82,7 +82,7 @@ def register_forward_only() -> type[Adapted]:
 
 def register_swish() -> None:
     @layer_rule(SwishConv)
-    class AdaptedSwishConv(ConvFamily, SwishConv):  # type: ignore[misc]
+    class AdaptedSwishConv(ConvFamily, SwishConv):  # type: ignore[override]
         def finish(self, y: Tensor) -> Tensor:
             return F.silu(y)
 
