@@ -14,7 +14,7 @@ from halrp.errors import SettingError
 from halrp.lab.methods import network
 from halrp.lab.methods.apd import Additive, compose, cut, drift_gradients, layers, pack, unpack
 from halrp.lab.methods.check import check_method, kept, recalled
-from halrp.lab.methods.protocol import Context
+from halrp.lab.methods.protocol import Context, Size
 from halrp.lab.methods.tiny import TINY, tiny_context, tiny_tasks
 from halrp.lab.streams import Split, Task
 from halrp.model.plan import plan
@@ -278,7 +278,7 @@ def test_what_is_stored_gives_back_every_weight() -> None:
                 g = groups[i]
                 found = found + unpack(held[f"local/{n}/{g}"], held[f"where/local/{n}/{g}"], shape)
             assert torch.equal(found, theta)
-    dense = network.size_of(method.state().tensors.values()).bytes
+    dense = Size.of(method.state().tensors.values()).bytes
     assert method.stored().bytes < dense
 
 

@@ -117,7 +117,7 @@ def test_with_all_the_energy_the_projected_network_is_the_working_one(monkeypatc
     for i, task in enumerate(tasks):
         method.learn(task)
         assert method.working is not None
-        names = (network.later_names if i else network.first_names)(method.context, task)
+        names = (network.later_seed_key if i else network.first_seed_key)(method.context, task)
         x = torch.cat(sample(method.context, method.working, task, 500, names))
         expected = network.logits(method.context, method.working, x)
         torch.testing.assert_close(method.predict(x, i), expected, rtol=1e-4, atol=1e-4)

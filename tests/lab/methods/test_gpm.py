@@ -16,8 +16,9 @@ from halrp.lab import backbones
 from halrp.lab.methods import gpm, network, subspaces
 from halrp.lab.methods.check import check_method
 from halrp.lab.methods.finetune import FineTune
-from halrp.lab.methods.gpm import BENCHMARKS, GradientProjection, lower_the_rate
+from halrp.lab.methods.gpm import BENCHMARKS, GradientProjection
 from halrp.lab.methods.norms import without_running_statistics
+from halrp.lab.methods.plateau import train_until_plateau
 from halrp.lab.methods.protocol import Context
 from halrp.lab.methods.subspaces import Columns, captured
 from halrp.lab.methods.tiny import TINY, tiny_context, tiny_tasks
@@ -297,21 +298,20 @@ def test_the_official_mode_has_plain_sgd_without_a_penalty() -> None:
     assert GradientProjection(tiny_context()).context.recipe == TINY
 
 
-def test_the_rate_falls_when_the_validation_loss_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rate_falls_when_the_validation_loss_does_not() -> None:
     context = tiny_context(recipe=replace(TINY, optimiser="sgd", schedule="constant", lr=0.08))
     task = tiny_tasks()[0]
     net, _ = network.fresh(context, task)
-    going = network.training(context, task, net, [Group(list(net.parameters()))], ("x",), "s", epochs=50)
+    training = network.training(context, task, net, [Group(list(net.parameters()))], ("x",), "s", epochs=50)
     losses = iter([3.0, 2.0, 2.5, 2.0, 1.0, 1.5, 1.5, 1.5, 1.5])
     rates, weights = [], []
 
-    def told(module: nn.Module, *rest: Any) -> tuple[float, float]:
-        rates.append(going.recipe.lr)
-        weights.append({n: p.detach().clone() for n, p in module.named_parameters()})
-        return next(losses), 0.0
+    def validation_loss() -> float:
+        rates.append(training.recipe.lr)
+        weights.append({n: p.detach().clone() for n, p in net.named_parameters()})
+        return next(losses)
 
-    monkeypatch.setattr(gpm, "evaluate", told)
-    lower_the_rate(going, network.examples(context, task, net), factor=2.0, patience=2, floor=0.015)
+    train_until_plateau(training, list(net.parameters()), validation_loss, factor=2.0, patience=2, floor=0.015)
     assert rates == [0.08] * 4 + [0.04] * 3 + [0.02] * 2, "two epochs without a lower loss halve it; 0.01 ends it"
     assert all(torch.equal(p, weights[4][n]) for n, p in net.named_parameters()), "those of the lowest loss"
     assert not torch.equal(weights[4]["conv1.weight"], weights[8]["conv1.weight"])

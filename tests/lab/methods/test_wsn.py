@@ -111,13 +111,13 @@ def test_scores_go_on_and_start_from_the_seed_alone() -> None:
     moved = [n for n, s in method.scores.items() if not torch.equal(s, before[n])]
     assert moved == list(before), "scores of used weights too"
     for n, s in method.scores.items():
-        assert torch.equal(method._drawn(n, s), learned(0)._drawn(n, s))
-        assert float(method._drawn(n, s).detach().abs().max()) <= s[0].numel() ** -0.5
+        assert torch.equal(method.initial_scores(n, s), learned(0).initial_scores(n, s))
+        assert float(method.initial_scores(n, s).detach().abs().max()) <= s[0].numel() ** -0.5
 
 
 def test_weights_that_are_never_selected_do_not_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
     first: dict[str, Tensor] = {}
-    drawn = WinningSubnetworks._drawn
+    drawn = WinningSubnetworks.initial_scores
 
     def watched(method: WinningSubnetworks, name: str, weight: Tensor) -> nn.Parameter:
         first[name] = weight.detach().clone()
@@ -126,7 +126,7 @@ def test_weights_that_are_never_selected_do_not_shrink(monkeypatch: pytest.Monke
             scores[0, 0] = 0  # far below all others
         return scores
 
-    monkeypatch.setattr(WinningSubnetworks, "_drawn", watched)
+    monkeypatch.setattr(WinningSubnetworks, "initial_scores", watched)
     context = tiny_context(recipe=replace(TINY, epochs=1, lr=1e-6))
     method = learned(1, context, l2=1.0)
     for n, weight in method.weights().items():
@@ -191,15 +191,15 @@ def test_the_official_schedule_ends_with_the_best_epoch_and_its_mask(monkeypatch
         return found
 
     monkeypatch.setattr(network, "logits", watched)
-    monkeypatch.setattr(wsn, "SMALLEST", 3e-4)
+    monkeypatch.setattr(wsn, "FLOOR", 3e-4)
     rates: list[float] = []
-    by_validation = WinningSubnetworks._by_validation
+    by_validation = WinningSubnetworks.train_on_plateaus
 
     def kept(self: WinningSubnetworks, training: Any, *rest: Any) -> None:
         by_validation(self, training, *rest)
         rates.append(training.recipe.lr)
 
-    monkeypatch.setattr(WinningSubnetworks, "_by_validation", kept)
+    monkeypatch.setattr(WinningSubnetworks, "train_on_plateaus", kept)
     method = WinningSubnetworks(tiny_context(), mode="official")
     method.learn(task)
     best = min(losses)

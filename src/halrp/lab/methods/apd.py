@@ -141,16 +141,16 @@ class Decomposed(Method):
         part = TaskParts(task.classes, {}, {})
         for n, sigma in self.sigma.items():
             set_tensor(net, n, sigma)
-            noise = torch.randn(len(sigma), generator=seeding.generator(*self.names(task), "mask", n))
+            noise = torch.randn(len(sigma), generator=seeding.generator(*self.seed_key(task), "mask", n))
             part.v[n] = nn.Parameter((noise / len(sigma) ** 0.5).to(sigma))
             if sparse:
                 now = sigma.detach()
                 part.tau[n] = nn.Parameter(now.clone() if self.start == "sigma" else torch.zeros_like(now))
         return net, part
 
-    def names(self, task: Task) -> tuple[object, ...]:
+    def seed_key(self, task: Task) -> network.SeedKey:
         """What the draws of a task are a function of."""
-        return (network.later_names if self.tasks else network.first_names)(self.context, task)
+        return (network.later_seed_key if self.tasks else network.first_seed_key)(self.context, task)
 
     def train(
         self,
@@ -176,7 +176,7 @@ class Decomposed(Method):
             return F.cross_entropy(functional_call(net, weights, (x,)), y)
 
         stage = "fine-tune" if self.tasks else "base"
-        network.fit(self.context, task, net, groups, self.names(task), stage, loss=loss, **hooks)
+        network.fit(self.context, task, net, groups, self.seed_key(task), stage, loss=loss, **hooks)
         for parameter in (p for group in groups for p in group.parameters):
             parameter.grad = None  # one per element of every task
         part.own = {n: t for n, t in network.contents(net).items() if n not in sigma}
@@ -209,9 +209,9 @@ class Decomposed(Method):
 
     def compact(self) -> dict[str, Tensor]:
         """What a file needs to evaluate all tasks: σ, masks, tensors, packed τ and τ̃, and groups."""
-        found: dict[str, Tensor] = network.prefixed("sigma", self.sigma)
+        found: dict[str, Tensor] = network.add_prefix("sigma", self.sigma)
         for i, part in enumerate(self.tasks):
-            found |= network.prefixed(f"task/{i}/own", part.own) | network.prefixed(f"task/{i}/v", part.v)
+            found |= network.add_prefix(f"task/{i}/own", part.own) | network.add_prefix(f"task/{i}/v", part.v)
             found |= self._packed(f"task/{i}/tau", part.tau)
         for n, local in self.local.items():
             found |= self._packed(f"local/{n}", {str(g): t for g, t in enumerate(local)})
@@ -222,13 +222,13 @@ class Decomposed(Method):
         pairs = {n: pack(cut(t.detach(), self.threshold)) for n, t in tensors.items()}
         values = {n: pair[0] for n, pair in pairs.items()}
         where = {n: pair[1] for n, pair in pairs.items()}
-        return network.prefixed(prefix, values) | network.prefixed(f"where/{prefix}", where)
+        return network.add_prefix(prefix, values) | network.add_prefix(f"where/{prefix}", where)
 
     def stored(self) -> Size:
         """The compact form; places of sparse values and groups count as bytes, not as numbers."""
         held = self.compact()
         numbers = sum(t.numel() for n, t in held.items() if not n.startswith("where/"))
-        return Size(numbers, network.size_of(held.values()).bytes)
+        return Size(numbers, Size.of(held.values()).bytes)
 
     def counted(self) -> int:
         """σ, and of each task v, non-zeros of τ, biases, norms and head; non-zeros of τ̃. No running statistics."""
@@ -253,12 +253,12 @@ class Decomposed(Method):
 
     def state(self) -> State:
         """σ, and all of each task, dense and not cut; what tasks share."""
-        tensors: dict[str, Tensor] = network.prefixed("sigma", self.sigma)
+        tensors: dict[str, Tensor] = network.add_prefix("sigma", self.sigma)
         for i, part in enumerate(self.tasks):
             for kind, held in (("v", part.v), ("tau", part.tau), ("own", part.own)):
-                tensors |= network.prefixed(f"task/{i}/{kind}", held)
+                tensors |= network.add_prefix(f"task/{i}/{kind}", held)
         for n, local in self.local.items():
-            tensors |= network.prefixed(f"local/{n}", {str(g): t for g, t in enumerate(local)})
+            tensors |= network.add_prefix(f"local/{n}", {str(g): t for g, t in enumerate(local)})
         values = {"classes": [part.classes for part in self.tasks], "groups": self.groups}
         return State({n: t.detach() for n, t in tensors.items()}, values)
 
@@ -266,14 +266,14 @@ class Decomposed(Method):
         """Go on from a state."""
         classes, tensors = state.values["classes"], state.tensors
         self.net, self.plan = network.empty(self.context, classes[0])
-        network.fill(self.net, network.under("sigma", tensors) | network.under("task/0/own", tensors))
+        network.fill(self.net, network.strip_prefix("sigma", tensors) | network.strip_prefix("task/0/own", tensors))
         held, sigma = network.contents(self.net), self.sigma
 
         def part(i: int, width: int) -> TaskParts:
-            v, tau = (network.under(f"task/{i}/{what}", tensors) for what in ("v", "tau"))
+            v, tau = (network.strip_prefix(f"task/{i}/{what}", tensors) for what in ("v", "tau"))
             masks = {n: nn.Parameter(v[n].to(s, copy=True)) for n, s in sigma.items() if n in v}
             parts = {n: nn.Parameter(placed(tau[n], s)) for n, s in sigma.items() if n in tau}
-            own = {n: t.to(held[n].device) for n, t in network.under(f"task/{i}/own", tensors).items()}
+            own = {n: t.to(held[n].device) for n, t in network.strip_prefix(f"task/{i}/own", tensors).items()}
             own = {n: placed(t, held[n]) if t.shape == held[n].shape else t for n, t in own.items()}
             return TaskParts(width, masks, parts, own)
 
@@ -294,7 +294,7 @@ def placed(tensor: Tensor, like: Tensor) -> Tensor:
 
 def numbered(prefix: str, tensors: Mapping[str, Tensor], like: Tensor) -> list[Tensor]:
     """The tensors prefix/0, prefix/1, … placed like another."""
-    found = network.under(prefix, tensors)
+    found = network.strip_prefix(prefix, tensors)
     return [placed(found[str(i)], like) for i in range(len(found))]
 
 
@@ -379,7 +379,7 @@ class Additive(Decomposed):
             for i, part in enumerate(self.tasks):
                 local = self.local_of(i, n)
                 full.append(part.tau[n].detach() if local is None else part.tau[n] + local)
-            chance = seeding.generator(*network.later_names(self.context, task), "clusters", n)
+            chance = seeding.generator(*network.later_seed_key(self.context, task), "clusters", n)
             found = consolidate(full, count, self.beta, self.centroids.get(n, []), chance)
             for part, own in zip(self.tasks, found.own, strict=True):
                 part.tau[n] = nn.Parameter(own)
@@ -389,7 +389,7 @@ class Additive(Decomposed):
         """What every decomposition keeps, and the centroids, from which the next consolidation begins."""
         plain, centroids = super().state(), dict[str, Tensor]()
         for n, held in self.centroids.items():
-            centroids |= network.prefixed(f"centroid/{n}", {str(k): t for k, t in enumerate(held)})
+            centroids |= network.add_prefix(f"centroid/{n}", {str(k): t for k, t in enumerate(held)})
         return State(plain.tensors | centroids, plain.values)
 
     def restore(self, state: State) -> None:

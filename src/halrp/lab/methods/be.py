@@ -56,8 +56,8 @@ class BatchEnsemble(FrozenBase):
             Group([p for s in scales.values() for p in (s.r, s.s)]),
             Group([p for n, p in named.items() if n not in scales]),
         ]
-        names = network.first_names(self.context, task)
-        network.fit(self.context, task, net, groups, names, "base")
+        seed_key = network.first_seed_key(self.context, task)
+        network.fit(self.context, task, net, groups, seed_key, "base")
         vectors = {n: (s.r.detach().clone(), s.s.detach().clone()) for n, s in scales.items()}
         for n in scales:
             path, _, leaf = n.rpartition(".")
@@ -67,7 +67,7 @@ class BatchEnsemble(FrozenBase):
 
     def later(self, base: Base, task: Task) -> TaskDelta:
         """Train r and s, biases, norm layers and a head over the slow weights."""
-        fresh = base.trainable(task.classes, *self.names(task))
+        fresh = base.trainable(task.classes, *self.seed_key(task))
         owned: dict[str, Tensor] = {n: nn.Parameter(t) for n, t in base.owned_tensors(fresh).items()}
         kept = self.tasks[0].scales
         vectors = {
@@ -80,7 +80,7 @@ class BatchEnsemble(FrozenBase):
             Group([v for pair in vectors.values() for v in pair]),
             Group([t for t in owned.values() if isinstance(t, nn.Parameter)]),
         ]
-        network.fit(self.context, task, net, groups, self.names(task), "fine-tune")
+        network.fit(self.context, task, net, groups, self.seed_key(task), "fine-tune")
         return TaskDelta(
             task.classes,
             {n: (r.detach(), s.detach()) for n, (r, s) in scales.items()},

@@ -99,25 +99,25 @@ class BilevelMemory(Method):
 
     def learn(self, task: Task) -> None:
         """Learn, project and recall."""
-        names = self.learn_freely(task)
-        self.extend(task, names)
-        self.tasks.append(self.recall(task, names))
+        seed_key = self.learn_freely(task)
+        self.extend(task, seed_key)
+        self.tasks.append(self.recall(task, seed_key))
 
-    def learn_freely(self, task: Task) -> tuple[object, ...]:
+    def learn_freely(self, task: Task) -> network.SeedKey:
         """Train the working memory on, and return what the task's draws are a function of."""
         context, hooks = self.context, {}
         if self.working is None:
             self.working, self.plan = network.fresh(context, task)
-            names = network.first_names(context, task)
+            seed_key = network.first_seed_key(context, task)
         else:
             network.add_head(context, self.working, task)
             for module in self.working.modules():
                 if isinstance(module, NORMS) and hasattr(module, "reset_parameters"):
                     module.reset_parameters()
-            names, hooks = network.later_names(context, task), self.regularised()
+            seed_key, hooks = network.later_seed_key(context, task), self.regularised()
         groups = network.weight_groups(self.working, self.plan, self.l2)
-        self.fit(task, self.working, groups, names, "learn", max(1, context.recipe.epochs // 2), **hooks)
-        return names
+        self.fit(task, self.working, groups, seed_key, "learn", max(1, context.recipe.epochs // 2), **hooks)
+        return seed_key
 
     def regularised(self) -> dict[str, Any]:
         """Add the regulariser's gradient after every backward pass."""
@@ -134,11 +134,11 @@ class BilevelMemory(Method):
 
         return {"after_backward": add_gradient}
 
-    def extend(self, task: Task, names: tuple[object, ...]) -> None:
+    def extend(self, task: Task, seed_key: network.SeedKey) -> None:
         """Append the patterns that the working memory's outputs need to the bases."""
         assert self.working is not None
         layers, first = self.layers(), not self.bases
-        parts = sample(self.context, self.working, task, self.samples, names)
+        parts = sample(self.context, self.working, task, self.samples, seed_key)
         found = subspaces.collected(self.working, layers, parts, dict.fromkeys(layers, self.samples), subspaces.outputs)
         for name, columns in found.items():
             weight = subspaces.matrix(layers[name].weight)
@@ -146,7 +146,7 @@ class BilevelMemory(Method):
             energy = self.energy_first if first else self.energy
             self.bases[name] = subspaces.extended(basis, columns, energy, first)
 
-    def recall(self, task: Task, names: tuple[object, ...]) -> TaskMemory:
+    def recall(self, task: Task, seed_key: network.SeedKey) -> TaskMemory:
         """Train a task's coefficients, biases, norm layers and head over the bases."""
         assert self.working is not None
         net = clone(self.working)
@@ -155,7 +155,7 @@ class BilevelMemory(Method):
         trained = [p for n, p in net.named_parameters() if n in rest and p.requires_grad]
         groups = [Group([a for a in held.values() if a.numel()]), Group(trained)]
         epochs = self.context.recipe.epochs
-        self.fit(task, net, groups, names, "recall", epochs - epochs // 2)
+        self.fit(task, net, groups, seed_key, "recall", epochs - epochs // 2)
         coefficients = {name: a.detach().clone() for name, a in held.items()}
         return TaskMemory(task.classes, coefficients, {n: t.clone() for n, t in rest.items()})
 
@@ -164,16 +164,16 @@ class BilevelMemory(Method):
         task: Task,
         net: nn.Module,
         groups: list[Group],
-        names: tuple[object, ...],
+        seed_key: network.SeedKey,
         stage: str,
         epochs: int,
         **hooks: Any,
     ) -> None:
         """Train by the recipe for so many epochs; in the official mode for all epochs, with a rate that falls."""
         if self.mode == "paper":
-            network.fit(self.context, task, net, groups, names, stage, epochs, **hooks)
+            network.fit(self.context, task, net, groups, seed_key, stage, epochs=epochs, **hooks)
         else:
-            in_steps(network.training(self.context, task, net, groups, names, stage, **hooks))
+            in_steps(network.training(self.context, task, net, groups, seed_key, stage, **hooks))
 
     def layers(self) -> dict[str, Any]:
         """The layers that are rebuilt for each task."""
@@ -197,7 +197,7 @@ class BilevelMemory(Method):
 
     def stored(self) -> Size:
         """The bases, and what each task owns; the working memory is needed to learn on, not to evaluate."""
-        return network.size_of(self._kept().values())
+        return Size.of(self._kept().values())
 
     def counted(self) -> int:
         """Without the running statistics of batch norms."""
@@ -210,31 +210,31 @@ class BilevelMemory(Method):
         return {"ranks": {name: basis.shape[1] for name, basis in self.bases.items()}}
 
     def _kept(self) -> dict[str, Tensor]:
-        tensors = network.prefixed("basis", self.bases)
+        tensors = network.add_prefix("basis", self.bases)
         for i, own in enumerate(self.tasks):
-            tensors |= network.prefixed(f"task/{i}/coefficients", own.coefficients)
-            tensors |= network.prefixed(f"task/{i}/own", own.tensors)
+            tensors |= network.add_prefix(f"task/{i}/coefficients", own.coefficients)
+            tensors |= network.add_prefix(f"task/{i}/own", own.tensors)
         return tensors
 
     def state(self) -> State:
         """The working memory, the bases, and what each task owns."""
         assert self.working is not None, "learn a task first"
-        tensors = network.prefixed("working", network.contents(self.working)) | self._kept()
+        tensors = network.add_prefix("working", network.contents(self.working)) | self._kept()
         return State(tensors, {"classes": [own.classes for own in self.tasks]})
 
     def restore(self, state: State) -> None:
         """Build the working memory again, and what each task owns."""
         classes = state.values["classes"]
         self.working, self.plan = network.empty(self.context, classes[-1])
-        network.fill(self.working, network.under("working", state.tensors))
+        network.fill(self.working, network.strip_prefix("working", state.tensors))
         device = next(self.working.parameters()).device
         tensors = {n: t.to(device) for n, t in state.tensors.items() if not n.startswith("working/")}
-        self.bases = {name: network.under("basis", tensors)[name] for name in self.layers()}
+        self.bases = {name: network.strip_prefix("basis", tensors)[name] for name in self.layers()}
         self.tasks = [
             TaskMemory(
                 width,
-                network.under(f"task/{i}/coefficients", tensors),
-                network.under(f"task/{i}/own", tensors),
+                network.strip_prefix(f"task/{i}/coefficients", tensors),
+                network.strip_prefix(f"task/{i}/own", tensors),
             )
             for i, width in enumerate(classes)
         ]

@@ -20,10 +20,10 @@ class TunedNorms(FrozenBase):
 
     def later(self, base: Base, task: Task) -> TaskDelta:
         """Train norm layers and a head."""
-        start = base.trainable(task.classes, *self.names(task))
+        start = base.trainable(task.classes, *self.seed_key(task))
         mine = {n: t for n, t in base.owned_tensors(start).items() if base.plan.role(n) in ("norm", "head")}
         owned: dict[str, Tensor] = {n: nn.Parameter(t) for n, t in mine.items()}
         net = base.tuning_view({}, owned, task.classes)
         trained = [t for t in owned.values() if isinstance(t, nn.Parameter)]
-        network.fit(self.context, task, net, [Group(trained)], self.names(task), "fine-tune")
+        network.fit(self.context, task, net, [Group(trained)], self.seed_key(task), "fine-tune")
         return TaskDelta(task.classes, {}, {n: t.detach() for n, t in owned.items()} | base.changed_buffers(net))

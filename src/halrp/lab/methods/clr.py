@@ -99,14 +99,14 @@ class Reprogramming(FrozenBase):
 
     def later(self, base: Base, task: Task) -> TaskDelta:
         """Train filters, norm layers and a head."""
-        start = base.owned_tensors(base.trainable(task.classes, *self.names(task)))
+        start = base.owned_tensors(base.trainable(task.classes, *self.seed_key(task)))
         norms = {n: t for n, t in start.items() if base.plan.role(n) == "norm"} | self.norms
         head = {n: t for n, t in start.items() if base.plan.role(n) == "head"}
         owned = {n: nn.Parameter(t.clone()) for n, t in (norms | head).items()}
         filters = {n: nn.Parameter(identity_filter(conv)) for n, conv in filtered(base.module).items()}
         net = insert(base.tuning_view({}, owned, task.classes), filters)
         groups = [Group(list(filters.values()), l2=self.l2), Group(list(owned.values()))]
-        network.fit(self.context, task, net, groups, self.names(task), "fine-tune")
+        network.fit(self.context, task, net, groups, self.seed_key(task), "fine-tune")
         learned = {n: t.detach() for n, t in owned.items()}
         if self.bn == "shared":
             self.norms = {n: learned.pop(n) for n in self.norms}
@@ -125,7 +125,7 @@ class Reprogramming(FrozenBase):
         assert self.base is not None, "learn a task first"
         body = [t for n, t in self.base.tensors.items() if self.base.plan.role(n) not in ("head", "norm")]
         own = [t for task in self.tasks for t in task.tensors.values()]
-        return network.size_of([*body, *self.norms.values(), *own])
+        return Size.of([*body, *self.norms.values(), *own])
 
     def counted(self) -> int:
         """All that is stored."""
@@ -134,9 +134,9 @@ class Reprogramming(FrozenBase):
     def state(self) -> State:
         """The base, the shared norm layers, and what each task owns."""
         plain = super().state()
-        return State(plain.tensors | network.prefixed("norm", self.norms), plain.values)
+        return State(plain.tensors | network.add_prefix("norm", self.norms), plain.values)
 
     def restore(self, state: State) -> None:
         """Build everything again."""
         super().restore(state)
-        self.norms = {n: self._placed(n, t) for n, t in network.under("norm", state.tensors).items()}
+        self.norms = {n: self._placed(n, t) for n, t in network.strip_prefix("norm", state.tensors).items()}

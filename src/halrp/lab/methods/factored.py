@@ -97,7 +97,7 @@ class TaskFactors:
     def all(self) -> dict[str, Tensor]:
         """Every tensor, by name."""
         kinds = {"gate": self.gates, "own": self.tensors, "chosen": self.chosen}
-        return {n: t for kind, held in kinds.items() for n, t in network.prefixed(kind, held).items()}
+        return {n: t for kind, held in kinds.items() for n, t in network.add_prefix(kind, held).items()}
 
 
 class SharedFactors(Method):
@@ -149,7 +149,7 @@ class SharedFactors(Method):
     def stored(self) -> Size:
         """The dictionary, and what each task owns."""
         held = [t for pair in self.dictionary.values() for t in pair]
-        return network.size_of(held + [t for own in self.tasks for t in own.all().values()])
+        return Size.of(held + [t for own in self.tasks for t in own.all().values()])
 
     def counted(self) -> int:
         """Without the running statistics of batch norms."""
@@ -166,7 +166,7 @@ class SharedFactors(Method):
             f"{part}/{path}": t for path, uv in self.dictionary.items() for part, t in zip("uv", uv, strict=True)
         }
         for i, own in enumerate(self.tasks):
-            tensors |= network.prefixed(f"task/{i}", own.all())
+            tensors |= network.add_prefix(f"task/{i}", own.all())
         return State(tensors, {"classes": [own.classes for own in self.tasks]})
 
     def restore(self, state: State) -> None:
@@ -174,9 +174,11 @@ class SharedFactors(Method):
         classes = state.values["classes"]
         device = next(self.plain(classes[0]).parameters()).device
         tensors = {n: t.to(device) for n, t in state.tensors.items()}
-        u, v = network.under("u", tensors), network.under("v", tensors)
+        u, v = network.strip_prefix("u", tensors), network.strip_prefix("v", tensors)
         self.dictionary = {path: (u[path], v[path]) for path in u}
         self.tasks = []
         for i, width in enumerate(classes):
-            gates, own, chosen = (network.under(f"task/{i}/{kind}", tensors) for kind in ("gate", "own", "chosen"))
+            gates, own, chosen = (
+                network.strip_prefix(f"task/{i}/{kind}", tensors) for kind in ("gate", "own", "chosen")
+            )
             self.tasks.append(TaskFactors(width, gates, own, chosen))

@@ -32,12 +32,12 @@ class FineTune(Method):
         if self.net is None:
             self.net, self.plan = network.fresh(context, task)
             groups = network.weight_groups(self.net, self.plan, self.l2)
-            network.fit(context, task, self.net, groups, network.first_names(context, task), "base")
+            network.fit(context, task, self.net, groups, network.first_seed_key(context, task), "base")
         else:
             network.add_head(context, self.net, task)
             groups = network.weight_groups(self.net, self.plan, self.l2)
-            names = network.later_names(context, task)
-            network.fit(context, task, self.net, groups, names, "fine-tune", **self.hooks())
+            seed_key = network.later_seed_key(context, task)
+            network.fit(context, task, self.net, groups, seed_key, "fine-tune", **self.hooks())
         self.heads.append(self.net.get_submodule(network.HEAD).requires_grad_(False))
         self.consolidate(task)
 
@@ -65,7 +65,7 @@ class FineTune(Method):
 
     def stored(self) -> Size:
         """The body, and every head."""
-        return network.size_of(self._tensors().values())
+        return Size.of(self._tensors().values())
 
     def counted(self) -> int:
         """Without the running statistics of batch norms."""
@@ -77,7 +77,7 @@ class FineTune(Method):
         assert self.net is not None, "learn a task first"
         body = {n: t for n, t in network.contents(self.net).items() if not n.startswith(f"{network.HEAD}.")}
         for i, head in enumerate(self.heads):
-            body |= network.prefixed(f"head/{i}", network.contents(head))
+            body |= network.add_prefix(f"head/{i}", network.contents(head))
         return body
 
     def state(self) -> State:
@@ -93,6 +93,6 @@ class FineTune(Method):
                 network.fill(self.net, {n: t for n, t in state.tensors.items() if not n.startswith("head/")})
             assert self.net is not None
             head = network.empty_head(self.net, classes)
-            network.fill(head, network.under(f"head/{i}", state.tensors))
+            network.fill(head, network.strip_prefix(f"head/{i}", state.tensors))
             replace_module(self.net, network.HEAD, head)
             self.heads.append(head)

@@ -55,8 +55,8 @@ class FrozenBase(Method):
     def first(self, task: Task) -> TaskDelta:
         """Train a whole network and freeze it."""
         net, plan = network.fresh(self.context, task)
-        names = network.first_names(self.context, task)
-        network.fit(self.context, task, net, network.weight_groups(net, plan, self.l2), names, "base")
+        seed_key = network.first_seed_key(self.context, task)
+        network.fit(self.context, task, net, network.weight_groups(net, plan, self.l2), seed_key, "base")
         self.base = Base(net, plan, self.context.recipe.channels_last)
         return TaskDelta(task.classes, {}, {})
 
@@ -64,7 +64,7 @@ class FrozenBase(Method):
     def later(self, base: Base, task: Task) -> TaskDelta:
         """Train what a later task owns."""
 
-    def names(self, task: Task) -> tuple[object, ...]:
+    def seed_key(self, task: Task) -> network.SeedKey:
         """What the draws of a later task are a function of: the run, the base and the task."""
         assert self.base is not None, "learn a task first"
         return self.context.seed, self.base.fingerprint, task.name
@@ -83,7 +83,7 @@ class FrozenBase(Method):
 
     def stored(self) -> Size:
         """The base, and what each task owns."""
-        return network.size_of(self.state().tensors.values())
+        return Size.of(self.state().tensors.values())
 
     def counted(self) -> int:
         """Without the running statistics of batch norms."""
@@ -95,21 +95,21 @@ class FrozenBase(Method):
     def state(self) -> State:
         """The base, and what each task owns."""
         assert self.base is not None, "learn a task first"
-        tensors = network.prefixed("base", self.base.tensors)
+        tensors = network.add_prefix("base", self.base.tensors)
         for i, own in enumerate(self.tasks):
-            tensors |= network.prefixed(f"task/{i}", own.all())
+            tensors |= network.add_prefix(f"task/{i}", own.all())
         return State(tensors, {"classes": [own.classes for own in self.tasks]})
 
     def restore(self, state: State) -> None:
         """Build the base again, and what each task owns."""
         classes = state.values["classes"]
         net, plan = network.empty(self.context, classes[0])
-        network.fill(net, network.under("base", state.tensors))
+        network.fill(net, network.strip_prefix("base", state.tensors))
         self.base = Base(net, plan, self.context.recipe.channels_last)
         self.tasks = []
         for i, width in enumerate(classes):
-            held = {n: self._placed(n, t) for n, t in network.under(f"task/{i}", state.tensors).items()}
-            r, s = network.under("r", held), network.under("s", held)
+            held = {n: self._placed(n, t) for n, t in network.strip_prefix(f"task/{i}", state.tensors).items()}
+            r, s = network.strip_prefix("r", held), network.strip_prefix("s", held)
             rest = {n: t for n, t in held.items() if not n.startswith(("r/", "s/"))}
             self.tasks.append(TaskDelta(width, {n: (r[n], s[n]) for n in plan.parameters if n in r}, rest))
 

@@ -48,7 +48,7 @@ class HalrpMethod(Method):
         """A learner that knows what the files of a store hold."""
         context = self.context
         model = context.build(classes, context.seed)
-        self.rows = network.chunk(context, model)
+        self.rows = network.evaluation_batch(context, model)
         with ExitStack() as stack:
             scratch = context.work is None
             folder = (context.work or Path(stack.enter_context(tempfile.TemporaryDirectory()))) / "store"

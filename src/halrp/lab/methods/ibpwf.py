@@ -231,7 +231,7 @@ class WeightFactors(SharedFactors):
         for path, layer in body(net).items():
             sigma = self.deviation or (0.1 if path in normed else 1.0)
             start = self.posteriors[path]
-            chance = seeding.generator(*network.later_names(self.context, task), "r", path)
+            chance = seeding.generator(*network.later_seed_key(self.context, task), "r", path)
             r = (torch.randn(len(start.rho), generator=chance) * sigma).to(start.rho)
             free = (~self.used(path)).to(start.rho).unsqueeze(1)
             layers[path] = Selected(layer, self.dictionary[path], start, r, free, sigma)
@@ -295,8 +295,8 @@ class WeightFactors(SharedFactors):
                     assert factors.grad is not None
                     factors.grad.mul_(layer.free)
 
-        names = network.later_names(self.context, task)
-        network.fit(self.context, task, net, groups, names, stage, epochs, after_backward=restrain, **hooks)
+        seed_key = network.later_seed_key(self.context, task)
+        network.fit(self.context, task, net, groups, seed_key, stage, epochs=epochs, after_backward=restrain, **hooks)
 
     @torch.no_grad()
     def _commit(self, net: nn.Module, task: Task, layers: Mapping[str, Selected]) -> None:
@@ -327,7 +327,7 @@ class WeightFactors(SharedFactors):
 
     def stored(self) -> Size:
         """Factors that some task uses, and what each task owns; its choice among them as a bit each, in bytes only."""
-        numbers, size = network.size_of(t for own in self.tasks for t in (*own.gates.values(), *own.tensors.values()))
+        numbers, size = Size.of(t for own in self.tasks for t in (*own.gates.values(), *own.tensors.values()))
         for path, (u, v) in self.dictionary.items():
             used = int(self.used(path).sum())
             held = used * (u.shape[1] + v.shape[1])
@@ -343,7 +343,7 @@ class WeightFactors(SharedFactors):
     def restore(self, state: State) -> None:
         """Take factors, tasks and the posterior of a state."""
         super().restore(state)
-        parts = [network.under(part, state.tensors) for part in Posterior._fields]
+        parts = [network.strip_prefix(part, state.tensors) for part in Posterior._fields]
         self.posteriors = {
             path: Posterior(*(part[path].to(u.device) for part in parts)) for path, (u, _) in self.dictionary.items()
         }

@@ -46,9 +46,9 @@ class Updated(Factored):
         return LayerFactors(torch.cat((self.u, self.du)), torch.cat((self.v, self.dv)), self.s, self.bias)
 
 
-def orthonormal(shape: tuple[int, int], *names: object) -> Tensor:
+def orthonormal(shape: tuple[int, int], *seed_key: object) -> Tensor:
     """A matrix with orthonormal rows or columns, whichever are fewer, drawn from names; float64."""
-    return nn.init.orthogonal_(torch.empty(shape, dtype=torch.float64), generator=seeding.generator(*names))
+    return nn.init.orthogonal_(torch.empty(shape, dtype=torch.float64), generator=seeding.generator(*seed_key))
 
 
 def squared_error(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -97,22 +97,22 @@ class RankUpdates(SharedFactors):
     def learn(self, task: Task) -> None:
         """Train new rows, the selector and all that the task owns."""
         context, first = self.context, not self.tasks
-        names = network.first_names(context, task) if first else network.later_names(context, task)
+        seed_key = network.first_seed_key(context, task) if first else network.later_seed_key(context, task)
         net = network.fresh(context, task)[0]
         head = net.get_submodule(network.HEAD)
         assert isinstance(head, nn.Linear)
         with torch.no_grad():
-            head.weight.copy_(orthonormal((head.out_features, head.in_features), *names, "output"))
+            head.weight.copy_(orthonormal((head.out_features, head.in_features), *seed_key, "output"))
             if head.bias is not None:
                 head.bias.zero_()
-        layers = self._update(net, names)
+        layers = self._update(net, seed_key)
         rows = [p for layer in layers.values() for p in (layer.du, layer.dv)]
         mine = {id(p) for p in rows}
         groups = [Group(rows, l2=self.l2), Group([p for p in net.parameters() if id(p) not in mine])]
         official = self.mode == "official"
         seen = replace(task, train=Split(bytes_of(task.train.x, task.normal), task.train.y)) if official else task
         loss = squared_error if official else supervised_loss
-        network.fit(context, seen, net, groups, names, "base" if first else "update", loss=loss)
+        network.fit(context, seen, net, groups, seed_key, "base" if first else "update", loss=loss)
         for path, layer in layers.items():
             parts = layer.parts()
             self.dictionary[path] = parts.u.detach(), parts.v.detach()
@@ -120,7 +120,7 @@ class RankUpdates(SharedFactors):
         self.tasks.append(TaskFactors(task.classes, gates, self.owned(net, task.classes)))
         self.normals.append(task.normal)
 
-    def _update(self, net: nn.Module, names: tuple[object, ...]) -> dict[str, Updated]:
+    def _update(self, net: nn.Module, seed_key: network.SeedKey) -> dict[str, Updated]:
         """Put layers with new rows into a fresh network."""
         layers = {}
         for path, layer in body(net).items():
@@ -129,7 +129,7 @@ class RankUpdates(SharedFactors):
             inputs, outputs = sides = extent(layer)
             rank = self.r2 if self.tasks else self.r1
             new = tuple(
-                orthonormal((rank, n), *names, path, part).to(weight) for n, part in zip(sides, "uv", strict=True)
+                orthonormal((rank, n), *seed_key, path, part).to(weight) for n, part in zip(sides, "uv", strict=True)
             )
             old = self.dictionary.get(path, (weight.new_zeros(0, inputs), weight.new_zeros(0, outputs)))
             layers[path] = Updated(layer, old, (new[0], new[1]))

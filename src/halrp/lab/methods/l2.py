@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from halrp.lab.methods.finetune import FineTune
-from halrp.lab.methods.network import prefixed, under
+from halrp.lab.methods.network import add_prefix, strip_prefix
 from halrp.lab.methods.protocol import Context, State
 from halrp.lab.streams import Task
 
@@ -56,7 +56,7 @@ class Anchored(FineTune):
     def state(self) -> State:
         """What fine-tuning keeps, and the anchors."""
         plain = super().state()
-        anchors = prefixed("precision", self.precision) | prefixed("pull", self.pull)
+        anchors = add_prefix("precision", self.precision) | add_prefix("pull", self.pull)
         return State(plain.tensors | anchors, plain.values)
 
     def restore(self, state: State) -> None:
@@ -66,7 +66,7 @@ class Anchored(FineTune):
         shared = self.shared()
         for mine, prefix in ((self.precision, "precision"), (self.pull, "pull")):
             mine.clear()
-            mine |= {n: torch.empty_like(shared[n]).copy_(t).detach() for n, t in under(prefix, anchors).items()}
+            mine |= {n: torch.empty_like(shared[n]).copy_(t).detach() for n, t in strip_prefix(prefix, anchors).items()}
 
 
 class Drift(Anchored):

@@ -100,13 +100,13 @@ class Joint(Method):
             return F.cross_entropy(net(x).masked_fill(~allowed[y], -torch.inf), y)
 
         data = self._data(self.net)
-        names = network.first_names(context, first) if len(tasks) == 1 else (context.seed, "joint")
+        seed_key = network.first_seed_key(context, first) if len(tasks) == 1 else (context.seed, "joint")
         Training(
             self.net,
             network.weight_groups(self.net, plan, self.l2),
             data,
             context.recipe,
-            Stage(context.recipe.epochs, (*names, "base"), "all tasks", "base"),
+            Stage(context.recipe.epochs, (*seed_key, "base"), "all tasks", "base"),
             Hooks(loss=loss, augment=first.augment),
             context.progress,
             network.checkpoints(context, first),
@@ -137,7 +137,7 @@ class Joint(Method):
 
     def stored(self) -> Size:
         """The network with all heads; nothing before it is trained."""
-        return network.size_of([] if self.net is None else network.contents(self.net).values())
+        return Size.of([] if self.net is None else network.contents(self.net).values())
 
     def counted(self) -> int:
         """Without the running statistics of batch norms."""

@@ -171,13 +171,13 @@ class RelationDistillation(Method):
         if self.parts is None:
             net, _ = network.fresh(context, task)
             self.parts = self._parts(net)
-            names, stage = network.first_names(context, task), "base"
+            seed_key, stage = network.first_seed_key(context, task), "base"
         else:
-            names, stage = network.later_names(context, task), "fine-tune"
+            seed_key, stage = network.later_seed_key(context, task), "fine-tune"
         parts = self.parts
         teacher = clone(parts.encoder).requires_grad_(False).eval()
         remembered = [p.detach().clone() for p in parts.prototypes]
-        with seeding.isolated(*names, "prototypes", device=torch.device("cpu")):
+        with seeding.isolated(*seed_key, "prototypes", device=torch.device("cpu")):
             parts.prototypes.append(parts.fresh(task.classes))
         view = View(task.normal, task.train.x, self.padding).to(self.device) if self.with_views else task.augment
         objective = TaskLoss(
@@ -189,7 +189,9 @@ class RelationDistillation(Method):
             Group([*parts.encoder.parameters(), *parts.projector.parameters()], l2=self.l2),
             Group(list(parts.prototypes), lr=rate),
         ]
-        network.fit(context, replace(task, augment=objective.attend), parts, groups, names, stage, loss=objective.loss)
+        network.fit(
+            context, replace(task, augment=objective.attend), parts, groups, seed_key, stage, loss=objective.loss
+        )
 
     @property
     def device(self) -> torch.device:
@@ -215,7 +217,7 @@ class RelationDistillation(Method):
     def stored(self) -> Size:
         """Encoder and prototypes; the projector serves training alone, whose size is in `details`."""
         assert self.parts is not None, "learn a task first"
-        return network.size_of([*network.contents(self.parts.encoder).values(), *self.parts.prototypes])
+        return Size.of([*network.contents(self.parts.encoder).values(), *self.parts.prototypes])
 
     def details(self) -> dict[str, int]:
         """The parameters of the projector, which the authors of the HALRP paper count too."""

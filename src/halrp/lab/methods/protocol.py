@@ -1,7 +1,7 @@
 """What a method is: anything that learns a stream, one task at a time, and predicts for any task it has seen.
 
 A method is a class that derives from `Method`, takes a `Context` and its own settings as keyword arguments with
-defaults, and has a line in the registry. `check_method` (in `halrp.lab.methods.check`) holds it to this contract.
+defaults, and has an entry in the registry. `check_method` (in `halrp.lab.methods.check`) tests an implementation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Context", "Method", "Size", "State"]
 
 
 class State(NamedTuple):
-    """All that a method has learned: tensors by name, and values that JSON can hold."""
+    """Everything a method has learned: tensors by name, and values that JSON can hold."""
 
     tensors: dict[str, Tensor]
     values: dict[str, Any]
@@ -31,31 +31,31 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Context:
-    """What every method is given: how to build the backbone, how to train, and the seed of the run."""
+    """What every method receives: how to build the backbone, how to train it, and the seed of the run."""
 
     build: Callable[[int, int], nn.Module]
-    """`build(classes, seed)` makes a network with fresh weights on the device of the run; its head is called `head`."""
+    """`build(classes, seed)` makes an untrained network on the device of the run; its last layer is called `head`."""
     recipe: Recipe
     seed: int = 0
     tasks: int = 1
-    """How many tasks the stream has; for methods that learn them all at once."""
+    """The number of tasks in the stream; for methods that learn them all at once."""
     order: str = "A"
-    """The name of the stream's order; for methods that draw anew in every order."""
+    """The name of the stream's order; for methods whose random numbers depend on it."""
     progress: Notify | None = None
     work: Path | None = None
-    """A folder for checkpoints of the task that is being learned; None keeps none."""
+    """A folder for checkpoints of the task that is being learned; None: no checkpoints."""
 
 
 class Method(ABC):
     """Learns a stream of tasks."""
 
     frozen: bool = False
-    """The promise that a learned task's logits never change again, not by one bit."""
+    """A learned task's logits stay bit-identical, whatever is learned later."""
     joint: bool = False
-    """Whether tasks are learned together, when the last one has come. Nothing can be predicted before."""
+    """All tasks are learned together, after the last one was given. Nothing can be predicted before."""
     first_decides: bool = False
-    """Whether a task depends on the stream's first task and on itself alone. Then the result of every order is known
-    once each task has come first."""
+    """A later task depends on the stream's first task and on its own data alone. Runs that start with each task in turn
+    then give the results of all orders."""
 
     def __init__(self, context: Context) -> None:
         """Take the run's context."""
@@ -71,20 +71,20 @@ class Method(ABC):
 
     @abstractmethod
     def stored(self) -> Size:
-        """Numbers and bytes that must be kept to evaluate every task learned so far, buffers included."""
+        """Numbers and bytes that are needed to evaluate every task learned so far, buffers included."""
 
     @abstractmethod
     def state(self) -> State:
-        """All that was learned, so that a method of the same context and settings can go on from it."""
+        """Everything that was learned, for `restore` of a method with the same context and settings."""
 
     @abstractmethod
     def restore(self, state: State) -> None:
-        """Go on from a state; what was learned before is replaced."""
+        """Continue from a state; whatever this method has learned is replaced."""
 
     def counted(self) -> int:
-        """The paper's count: like `stored().parameters`, without what its authors leave out (see each method)."""
+        """The paper's count: `stored().parameters` without what its authors leave out (see each method)."""
         return self.stored().parameters
 
     def details(self) -> dict[str, Any]:
-        """What else a record should say about the task just learned, such as its ranks; values that JSON can hold."""
+        """What a record should also hold about the task just learned, such as its ranks; values that JSON can hold."""
         return {}

@@ -33,8 +33,8 @@ class Separate(Method):
     def learn(self, task: Task) -> None:
         """Train a new network."""
         net, plan = network.fresh(self.context, task, *self.salt)
-        names = network.first_names(self.context, task, *self.salt)
-        network.fit(self.context, task, net, network.weight_groups(net, plan, self.l2), names, "base")
+        seed_key = network.first_seed_key(self.context, task, *self.salt)
+        network.fit(self.context, task, net, network.weight_groups(net, plan, self.l2), seed_key, "base")
         self.nets.append(net)
 
     def predict(self, x: Tensor, task: int) -> Tensor:
@@ -43,7 +43,7 @@ class Separate(Method):
 
     def stored(self) -> Size:
         """All networks."""
-        return network.size_of(t for net in self.nets for t in network.contents(net).values())
+        return Size.of(t for net in self.nets for t in network.contents(net).values())
 
     def counted(self) -> int:
         """Without the running statistics of batch norms."""
@@ -53,13 +53,13 @@ class Separate(Method):
         """All networks."""
         tensors: dict[str, Tensor] = {}
         for i, net in enumerate(self.nets):
-            tensors |= network.prefixed(str(i), network.contents(net))
-        return State(tensors, {"classes": [network.width(net) for net in self.nets]})
+            tensors |= network.add_prefix(str(i), network.contents(net))
+        return State(tensors, {"classes": [network.head_width(net) for net in self.nets]})
 
     def restore(self, state: State) -> None:
         """Build the networks again."""
         self.nets = []
         for i, classes in enumerate(state.values["classes"]):
             net, _ = network.empty(self.context, classes)
-            network.fill(net, network.under(str(i), state.tensors))
+            network.fill(net, network.strip_prefix(str(i), state.tensors))
             self.nets.append(net)

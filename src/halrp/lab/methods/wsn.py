@@ -2,15 +2,15 @@
 
 All tasks share weights θ and scores s of the same shape. A task uses the subnetwork θ ∘ m of the weights whose scores
 are largest: per layer, m = 1 where |s| is at least the k-th smallest of its n scores, k = 1 + round((1 − c)(n − 1)).
-A task trains weights, scores and its head together; the mask is made anew at every step and passes the gradient g of
-the masked weight straight through,
+A task trains weights, scores and its head together; the mask is computed again at every step and passes the gradient g
+of the masked weight straight through,
 
-    ∂L/∂θ = g ∘ m        ∂L/∂s = g ∘ θ ∘ sign s        (for weights that are not selected, too).
+    ∂L/∂θ = g ∘ m        ∂L/∂s = g ∘ θ ∘ sign s        (also for weights that are not selected).
 
-When a task is learned its mask is kept, and the weights that it uses are never changed again, because the gradients of
-all weights that an earlier task uses are set to zero. Later tasks may use them, and train what is left.
+After a task its mask is stored, and the weights that it uses never change again, because the gradients of all weights
+that an earlier task uses are set to zero. Later tasks may use them, and train the others.
 
-Nothing else is shared: layers have no biases, norm layers no affine parts and the statistics of the batch.
+Nothing else is shared: layers have no biases, and norm layers have no affine parts and use the statistics of the batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,20 +32,22 @@ from halrp.errors import ModelError, SettingError
 from halrp.lab.methods import network
 from halrp.lab.methods.masks import Masks
 from halrp.lab.methods.norms import with_weights_only
+from halrp.lab.methods.plateau import train_until_plateau
 from halrp.lab.methods.protocol import Context, Method, Size, State
+from halrp.lab.methods.settings import MODES, Mode, check_choice, official_recipe
 from halrp.lab.streams import Task
 from halrp.model.views import task_view
 from halrp.training.loop import Group, Training
 
-PATIENCE, SMALLEST = 6, 1e-6
-"""Of the official schedule: epochs without improvement before the rate is halved, and the rate that ends training."""
+PATIENCE, FLOOR = 6, 1e-6
+"""Of the official schedule: epochs on a plateau before the learning rate is halved, and the rate that ends training."""
 
 
 def threshold(magnitudes: Tensor, share: float) -> Tensor:
     """The k-th smallest of n magnitudes, k = 1 + round((1 − share)(n − 1)); a number."""
     k = 1 + round((1 - share) * (magnitudes.numel() - 1))
     if magnitudes.device.type == "cpu" and magnitudes.dtype in (torch.float32, torch.float64):
-        # Order does not matter here, and memory need not be laid out again; several times faster than torch's own.
+        # Any order will do, so memory is read as it lies; several times faster than torch's own.
         flat = magnitudes.permute(sorted(range(magnitudes.dim()), key=magnitudes.stride, reverse=True)).reshape(-1)
         return torch.from_numpy(np.partition(flat.numpy(), k - 1)[k - 1 : k]).squeeze(0)
     return magnitudes.flatten().kthvalue(k).values
@@ -74,7 +76,7 @@ class StraightThrough(torch.autograd.Function):
 
 
 class Masked(nn.Module):
-    """Makes the masked weight of a layer, and remembers the mask."""
+    """A parametrization that masks a layer's weight; `mask` is the newest mask."""
 
     def __init__(self, scores: nn.Parameter, share: float) -> None:
         """Select a share of the weights by scores of the weight's shape."""
@@ -91,7 +93,7 @@ class Masked(nn.Module):
 
 @contextmanager
 def masking(net: nn.Module, scores: Mapping[str, nn.Parameter], share: float) -> Iterator[dict[str, Masked]]:
-    """Let the weights of a network be masked for a while."""
+    """Mask the weights of a network for a block."""
     layers = {n: (net.get_submodule(n.rpartition(".")[0]), n.rpartition(".")[2]) for n in scores}
     masked = {n: Masked(s, share) for n, s in scores.items()}
     for name, (layer, leaf) in layers.items():
@@ -112,35 +114,24 @@ class WinningSubnetworks(Method):
         self,
         context: Context,
         share: float = 0.5,
-        mode: Literal["paper", "official"] = "paper",
+        mode: Mode = "paper",
         l2: float | None = None,
         epochs: int | None = None,
     ) -> None:
         """Take the share c of a layer's weights that a task uses.
 
-        In `mode` "paper" the run's recipe holds, with λ/2·‖θ ∘ m‖² added to the loss, l2 = λ = 1e-4. "official" is
-        Adam with a constant rate of 1e-3 that is halved when the validation loss stands still, batches of 64, up to 200
-        epochs (`epochs` says otherwise), the best epoch's parameters, and no penalty.
+        `mode` "paper" uses the run's recipe, with λ/2·‖θ ∘ m‖² added to the loss, l2 = λ = 1e-4. "official" is Adam
+        with a learning rate of 1e-3 that is halved on a plateau of the validation loss, batches of 64, up to 200
+        epochs (or `epochs`), the best epoch's parameters, and no penalty.
         """
         if not 0 < share <= 1:
             raise SettingError(f"wsn(share={share!r}) is out of range; give a share above 0 and at most 1, such as 0.5")
-        if mode not in ("paper", "official"):
-            raise SettingError(f"wsn(mode={mode!r}) is unknown; choose 'paper' or 'official'")
+        check_choice("wsn", "mode", mode, MODES)
+        recipe = context.recipe
         if mode == "official":
-            recipe = replace(
-                context.recipe,
-                epochs=epochs or 200,
-                batch=64,
-                lr=1e-3,
-                schedule="constant",
-                optimiser="adam",
-                momentum=0.0,
-                gradient_scale=1.0,
-            )
-            context = replace(context, recipe=recipe)
-        elif epochs is not None:
-            context = replace(context, recipe=replace(context.recipe, epochs=epochs))
-        super().__init__(with_weights_only(context))
+            recipe = official_recipe(recipe, optimiser="adam", lr=1e-3, batch=64, epochs=200)
+        recipe = recipe if epochs is None else replace(recipe, epochs=epochs)
+        super().__init__(with_weights_only(replace(context, recipe=recipe)))
         self.share, self.mode = share, mode
         self.l2 = l2 if l2 is not None else 1e-4 if mode == "paper" else 0.0
         self.net: nn.Module | None = None
@@ -150,59 +141,49 @@ class WinningSubnetworks(Method):
         self.classes: list[int] = []
 
     def learn(self, task: Task) -> None:
-        """Train weights that no earlier task uses, all scores and a head; then keep the mask."""
+        """Train weights that no earlier task uses, all scores and a head; then store the mask."""
         if self.net is None:
             self.net, self.plan = network.fresh(self.context, task)
             flat = [n for n, weight in self.weights().items() if weight.dim() < 2]
             if flat:
                 raise ModelError(f"wsn: {', '.join(flat)} is neither a weight nor a bias nor a norm, and has no mask")
-            self.scores = {n: self._drawn(n, weight) for n, weight in self.weights().items()}
-            names, stage = network.first_names(self.context, task), "base"
+            self.scores = {n: self.initial_scores(n, weight) for n, weight in self.weights().items()}
+            seed_key, stage = network.first_seed_key(self.context, task), "base"
         else:
             network.add_head(self.context, self.net, task)
-            names, stage = network.later_names(self.context, task), "fine-tune"
+            seed_key, stage = network.later_seed_key(self.context, task), "fine-tune"
         head = self.net.get_submodule(network.HEAD)
         weights = self.weights()
         groups = [Group(list(weights.values())), Group(list(self.scores.values())), Group(list(head.parameters()))]
         with masking(self.net, self.scores, self.share) as layers:
-            hook = guard(weights, layers, self.masks.used(), self.l2 * self.context.recipe.gradient_scale)
-            kept = {"checkpoints": None} if self.mode == "official" else {}
-            training = network.training(self.context, task, self.net, groups, names, stage, after_backward=hook, **kept)
+            hook = protect(weights, layers, self.masks.used(), self.l2 * self.context.recipe.gradient_scale)
+            options: dict[str, Any] = {"after_backward": hook}
+            if self.mode == "official":
+                options["checkpoints"] = None  # they do not hold the state of the plateau
+            training = network.training(self.context, task, self.net, groups, seed_key, stage, **options)
             if self.mode == "paper":
                 training.run()
             else:
-                self._by_validation(training, task, [p for group in groups for p in group.parameters])
+                self.train_on_plateaus(training, task, [p for group in groups for p in group.parameters])
         self.masks.add({n: selected(s, self.share) for n, s in self.scores.items()})
         self.heads.append({n: p.detach().clone() for n, p in head.named_parameters(network.HEAD)})
         self.classes.append(task.classes)
 
-    def _drawn(self, name: str, weight: Tensor) -> nn.Parameter:
-        """Scores drawn like a layer's first weights, from the run's seed and the weight's name."""
+    def initial_scores(self, name: str, weight: Tensor) -> nn.Parameter:
+        """Scores, initialised like a layer's weights; a function of the run's seed and the weight's name."""
         scores = torch.empty(weight.shape, dtype=weight.dtype)
         nn.init.kaiming_uniform_(scores, a=math.sqrt(5), generator=seeding.generator(self.context.seed, "scores", name))
         return nn.Parameter(torch.empty_like(weight).copy_(scores).detach())
 
-    def _by_validation(self, training: Training, task: Task, parameters: list[nn.Parameter]) -> None:
-        """Train epoch by epoch: halve the rate when the validation loss stands still, end with the best parameters."""
-        assert self.net is not None
+    def train_on_plateaus(self, training: Training, task: Task, parameters: list[nn.Parameter]) -> None:
+        """Train with a learning rate that is halved when the validation loss no longer falls."""
         split = task.val if len(task.val.y) > 1 else task.train
-        lowest, best, patience = math.inf, [p.detach().clone() for p in parameters], PATIENCE
-        for epoch in range(1, training.epochs + 1):
-            training.run(epoch)
-            logits = network.logits(self.context, self.net, split.x)
-            loss = float(F.cross_entropy(logits.float(), split.y.to(logits.device)))
-            if loss < lowest:
-                lowest, best, patience = loss, [p.detach().clone() for p in parameters], PATIENCE
-                continue
-            patience -= 1
-            if patience == 0:
-                patience, rate = PATIENCE, training.recipe.lr / 2
-                if rate < SMALLEST:
-                    break
-                training.recipe = replace(training.recipe, lr=rate)
-        with torch.no_grad():
-            for parameter, value in zip(parameters, best, strict=True):
-                parameter.copy_(value)
+
+        def validation_loss() -> float:
+            logits = network.logits(self.context, training.module, split.x)
+            return float(F.cross_entropy(logits.float(), split.y.to(logits.device)))
+
+        train_until_plateau(training, parameters, validation_loss, factor=2, patience=PATIENCE, floor=FLOOR)
 
     def weights(self) -> dict[str, nn.Parameter]:
         """The shared weights: all but the head."""
@@ -212,23 +193,23 @@ class WinningSubnetworks(Method):
     def module(self, task: int) -> nn.Module:
         """The subnetwork of a task."""
         masks, weights = self.masks.of(task), self.weights()
-        own = {n: w.detach().clone().masked_fill_(~masks[n], 0) for n, w in weights.items()}
+        masked = {n: w.detach().clone().masked_fill_(~masks[n], 0) for n, w in weights.items()}
         assert self.net is not None
-        return task_view(self.net, self.plan, {}, own | self.heads[task], self.classes[task])
+        return task_view(self.net, self.plan, {}, masked | self.heads[task], self.classes[task])
 
     def predict(self, x: Tensor, task: int) -> Tensor:
         """Logits of the task's subnetwork."""
         return network.logits(self.context, self.module(task), x)
 
     def stored(self) -> Size:
-        """The weights that some task uses, the heads, and the masks as they are coded, 32 bits of them a number."""
+        """The weights that some task uses, the heads, and the compressed masks, of which 32 bits count as a number."""
         weights, counts = self.weights(), {n: int(mask.sum()) for n, mask in self.masks.used().items()}
-        heads, coded = network.size_of(t for head in self.heads for t in head.values()), self.masks.bytes()
+        heads, coded = Size.of(t for head in self.heads for t in head.values()), self.masks.bytes()
         numbers = sum(counts.values()) + heads.parameters + math.ceil(coded / 4)
         return Size(numbers, sum(k * weights[n].element_size() for n, k in counts.items()) + heads.bytes + coded)
 
     def details(self) -> dict[str, Any]:
-        """The share of weights that some task uses, and the coded bits of a mask's bit."""
+        """The share of weights that some task uses, and the compressed bits per bit of a mask."""
         used = self.masks.used().values()
         total = sum(mask.numel() for mask in used)
         return {
@@ -238,11 +219,11 @@ class WinningSubnetworks(Method):
 
     def state(self) -> State:
         """Weights, used or not, scores, masks and heads."""
-        tensors = network.prefixed("weight", {n: w.detach() for n, w in self.weights().items()})
-        tensors |= network.prefixed("score", {n: s.detach() for n, s in self.scores.items()})
-        tensors |= network.prefixed("mask", self.masks.tensors())
+        tensors = network.add_prefix("weight", {n: w.detach() for n, w in self.weights().items()})
+        tensors |= network.add_prefix("score", {n: s.detach() for n, s in self.scores.items()})
+        tensors |= network.add_prefix("mask", self.masks.tensors())
         for i, head in enumerate(self.heads):
-            tensors |= network.prefixed(f"head/{i}", head)
+            tensors |= network.add_prefix(f"head/{i}", head)
         return State(tensors, {"classes": self.classes})
 
     def restore(self, state: State) -> None:
@@ -251,22 +232,22 @@ class WinningSubnetworks(Method):
         self.net, self.plan = network.empty(self.context, self.classes[-1])
         self.heads = []
         for i in range(len(self.classes)):
-            head = network.under(f"head/{i}", state.tensors)
+            head = network.strip_prefix(f"head/{i}", state.tensors)
             self.heads.append({n: t.to(next(self.net.parameters()).device, copy=True) for n, t in head.items()})
         weights = self.weights()
-        network.fill(self.net, network.under("weight", state.tensors) | self.heads[-1])
-        kept = network.under("score", state.tensors)
-        self.scores = {n: nn.Parameter(torch.empty_like(w).copy_(kept[n]).detach()) for n, w in weights.items()}
-        self.masks = Masks.restored(network.under("mask", state.tensors), len(self.classes), weights)
+        network.fill(self.net, network.strip_prefix("weight", state.tensors) | self.heads[-1])
+        scores = network.strip_prefix("score", state.tensors)
+        self.scores = {n: nn.Parameter(torch.empty_like(w).copy_(scores[n]).detach()) for n, w in weights.items()}
+        self.masks = Masks.restored(network.strip_prefix("mask", state.tensors), len(self.classes), weights)
 
 
-def guard(
+def protect(
     weights: Mapping[str, nn.Parameter], layers: Mapping[str, Masked], used: Mapping[str, Tensor], l2: float
 ) -> Callable[[], None]:
-    """What is done to gradients before a step: add λ·(θ ∘ m), then zero those of weights that earlier tasks use.
+    """A hook that adds λ·(θ ∘ m) to the gradients, then zeroes those of weights that earlier tasks use.
 
-    Weights that are not selected get no penalty: it would be all of their gradient, and Adam, which steps as far for a
-    small gradient as for a large one, would bring them to zero before a later task could select them.
+    Weights that are not selected get no penalty: it would be their whole gradient, and Adam, whose steps do not depend
+    on the size of gradients, would bring them to zero before a later task could select them.
     """
 
     def hook() -> None:
