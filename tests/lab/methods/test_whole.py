@@ -12,7 +12,8 @@ from torch import Tensor
 from halrp.errors import SettingError, TaskError
 from halrp.lab.methods import make
 from halrp.lab.methods.mtl import Joint, Turns
-from halrp.lab.methods.network import contents, size_of
+from halrp.lab.methods.network import contents
+from halrp.lab.methods.protocol import Size
 from halrp.lab.methods.stl import Separate
 from halrp.lab.methods.tiny import TINY, TinyNet, tiny_context, tiny_tasks
 from halrp.training.batches import InMemory
@@ -43,7 +44,7 @@ def test_separate_networks_store_one_network_per_task() -> None:
     tasks = tiny_tasks((3, 3, 3))
     for task in tasks:
         method.learn(task)
-    one = size_of(contents(TinyNet(3)).values())
+    one = Size.of(contents(TinyNet(3)).values())
     assert method.stored() == (3 * one.parameters, 3 * one.bytes)
     assert method.counted() == 3 * sum(p.numel() for p in TinyNet(3).parameters())
 

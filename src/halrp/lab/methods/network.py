@@ -85,7 +85,7 @@ def training(
     epochs: int | None = None,
     **options: Any,
 ) -> Training:
-    """The training of `fit` before its first epoch, to be run in steps; other `options` are `Hooks`, and `checkpoints`."""
+    """The training of `fit` before its first epoch, to run in steps; `options` are `checkpoints` and `Hooks`."""
     recipe = context.recipe
     saved = options.pop("checkpoints", checkpoints(context, task))
     return Training(
