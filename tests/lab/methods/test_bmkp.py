@@ -11,7 +11,15 @@ from torch import Tensor, nn
 
 from halrp.errors import SettingError
 from halrp.lab.methods import bmkp, network, subspaces
-from halrp.lab.methods.bmkp import BilevelMemory, Form, in_steps, rebuild, rebuilt, regulariser, regulariser_gradient
+from halrp.lab.methods.bmkp import (
+    BilevelMemory,
+    Form,
+    rebuild,
+    rebuilt,
+    regulariser,
+    regulariser_gradient,
+    train_in_steps,
+)
 from halrp.lab.methods.check import check_method
 from halrp.lab.methods.gpm import sample
 from halrp.lab.methods.subspaces import Columns, captured
@@ -66,7 +74,7 @@ def test_patterns_are_only_appended_and_old_tasks_stay_to_the_bit() -> None:
             if i:
                 assert torch.equal(basis[:, : bases[name].shape[1]], bases[name])
         bases = dict(method.bases)
-        now = {n: t for n, t in method._kept().items() if n.startswith("task/")}
+        now = {n: t for n, t in method.long_term_memory().items() if n.startswith("task/")}
         assert all(torch.equal(now[n], t) for n, t in kept.items())
         kept = {n: t.clone() for n, t in now.items()}
         logits.append(method.predict(task.test.x, i))
@@ -264,7 +272,7 @@ def test_bases_coefficients_norms_biases_and_heads_are_stored_and_the_working_me
     statistics = 3 * (2 * (6 + 8) + 2)
     assert method.stored().parameters == method.counted() + statistics
     assert method.stored().bytes == 4 * method.stored().parameters + 4 * 3 * 2, "counters have eight bytes"
-    assert set(method.state().tensors) - set(method._kept()) == {
+    assert set(method.state().tensors) - set(method.long_term_memory()) == {
         f"working/{n}" for n in network.contents(tiny_context().build(4, 0))
     }
 
@@ -272,7 +280,7 @@ def test_bases_coefficients_norms_biases_and_heads_are_stored_and_the_working_me
 @pytest.mark.parametrize(("epochs", "expected"), [(20, (10, 10)), (5, (2, 3)), (1, (1, 1))])
 def test_epochs_are_divided_evenly(epochs: int, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[int] = []
-    monkeypatch.setattr(network, "fit", lambda *args, **hooks: given.append(args[6]))
+    monkeypatch.setattr(network, "fit", lambda *args, **hooks: given.append(hooks["epochs"]))
     BilevelMemory(tiny_context(recipe=replace(TINY, epochs=epochs))).learn(tiny_tasks()[0])
     assert tuple(given) == expected
 
@@ -283,24 +291,24 @@ def test_the_official_mode_has_sgd_for_all_epochs_twice(monkeypatch: pytest.Monk
     assert (found.optimiser, found.lr, found.schedule, found.gradient_scale) == ("sgd", 0.05, "constant", 1.0)
     assert method.l2 == 0.0
     given: list[tuple[str, int]] = []
-    monkeypatch.setattr(bmkp, "in_steps", lambda going: given.append((going.stage, going.epochs)))
+    monkeypatch.setattr(bmkp, "train_in_steps", lambda training: given.append((training.stage.name, training.epochs)))
     method.learn(tiny_tasks()[0])
     assert given == [("learn", TINY.epochs), ("recall", TINY.epochs)]
 
 
 def test_the_official_rate_falls_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bmkp, "STEP", 2)
+    monkeypatch.setattr(bmkp, "STEP_SIZE", 2)
     context, task = tiny_context(recipe=replace(TINY, optimiser="sgd", schedule="constant", lr=0.1)), tiny_tasks()[0]
     net, _ = network.fresh(context, task)
     rates: list[float] = []
 
     def note() -> None:
-        rates.append(going._optimiser.param_groups[0]["lr"])
+        rates.append(training._optimiser.param_groups[0]["lr"])
 
-    going = network.training(
+    training = network.training(
         context, task, net, [Group(list(net.parameters()))], ("x",), "learn", epochs=5, after_step=note
     )
-    in_steps(going)
+    train_in_steps(training)
     assert rates == pytest.approx([0.1] * 6 + [0.01] * 6 + [0.001] * 3), "three steps an epoch"
 
 

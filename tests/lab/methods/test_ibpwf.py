@@ -115,10 +115,10 @@ def test_with_all_factors_and_r_one_a_layer_is_a_plain_factorisation(make: Any, 
     with torch.no_grad():
         layer.rho.fill_(40.0)
         layer.r.fill_(1.0)
-        layer.settle(0.5)
+        layer.fix_gate(0.5)
         inputs = plain.weight[0].numel()
         product = layer.v.t() @ layer.u
-        torch.testing.assert_close(merged(layer.parts()), product[:, :inputs])
+        torch.testing.assert_close(merged(layer.factors()), product[:, :inputs])
         plain.weight.copy_(product[:, :inputs].view(plain.weight.shape))
         plain.bias.copy_(product[:, -1]) if biased else plain.bias.zero_()
     x = torch.randn(4, *((12,) if plain.weight.dim() == 2 else (3, 6, 6)), dtype=torch.float64)
@@ -129,7 +129,7 @@ def test_settled_gates_are_probability_times_r_above_the_threshold() -> None:
     layer = layer_of(nn.Linear(4, 3))
     with torch.no_grad():
         layer.rho.copy_(torch.tensor([2.0, 0.1, -0.1, -3.0, 0.0]))
-        layer.settle(0.5)
+        layer.fix_gate(0.5)
         p = layer.rho.sigmoid()
         expected = torch.stack([p[0] * layer.r[0], p[1] * layer.r[1], p[2] * 0, p[3] * 0, p[4] * layer.r[4]])
     assert torch.equal(layer.gate.abs(), expected.abs())
@@ -157,11 +157,11 @@ def test_the_divergence_of_r_is_zero_at_zero() -> None:
     layer, temperature = layer_of(nn.Linear(4, 3), sigma=0.2), torch.tensor(1.0)
     with torch.no_grad():
         with seeded():
-            whole = layer.draw(temperature, 15)
+            whole = layer.sample_gate(temperature, 15)
         r = layer.r.clone()
         layer.r.zero_()
         with seeded():
-            rest = layer.draw(temperature, 15)
+            rest = layer.sample_gate(temperature, 15)
     torch.testing.assert_close(whole - rest, r.square().sum() / (2 * 0.2**2))
 
 
@@ -170,7 +170,7 @@ def test_a_fresh_first_layer_diverges_from_its_prior_by_its_choice_alone() -> No
     with torch.no_grad():
         layer.r.zero_()
         with seeding.isolated("many", device=CPU):
-            costs = torch.stack([layer.draw(torch.tensor(2 / 3), 15) for _ in range(500)])
+            costs = torch.stack([layer.sample_gate(torch.tensor(2 / 3), 15) for _ in range(500)])
     # c = c0, d = d0 = 1: KL_v is 0. p is the prior's mean, but π varies, so that KL_b is small and not zero.
     assert 0 < float(costs.mean()) < 3
     assert float(costs.std()) > 0
@@ -186,13 +186,13 @@ def test_the_objective_divides_divergences_by_the_number_of_images(monkeypatch: 
     with torch.no_grad(), seeded():
         loss = first["loss"](net, x, y)
     with torch.no_grad(), seeded():
-        divergence = sum(float(layer.draw(net.temperature, 15)) for layer in layers)
+        divergence = sum(float(layer.sample_gate(net.temperature, 15)) for layer in layers)
         plain = F.cross_entropy(net(x), y)
     assert float(loss - plain) == pytest.approx(divergence / len(task.train.y), rel=1e-4)
     with torch.no_grad():
         loss = second["loss"](net, x, y)
         for layer in layers:
-            layer.settle(0.5)
+            layer.fix_gate(0.5)
         torch.testing.assert_close(loss, F.cross_entropy(net(x), y))
 
 

@@ -143,7 +143,7 @@ def test_a_layer_in_factors_is_the_layer_of_the_merged_weight(make: Any) -> None
     with torch.no_grad():
         factored.s.copy_(torch.tensor([0.5, -1.0, 2.0, 1.0, 0.3]))
         factored.bias.copy_(torch.arange(float(outputs)))  # type: ignore[union-attr]
-        plain.weight.copy_(merged(factored.parts()).view(plain.weight.shape))
+        plain.weight.copy_(merged(factored.factors()).view(plain.weight.shape))
         plain.bias.copy_(factored.bias)
     x = torch.randn(4, *((12,) if inputs == 12 and plain.weight.dim() == 2 else (3, 6, 6)), dtype=torch.float64)
     torch.testing.assert_close(factored(x), plain(x))

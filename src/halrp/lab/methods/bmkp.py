@@ -1,19 +1,19 @@
 """`bmkp`: bilevel memory with knowledge projection (Sun et al., 2023).
 
-A working memory, an ordinary network, learns each task freely. A long-term memory keeps, for each layer with a weight
+A working memory, an ordinary network, learns each task freely. A long-term memory has, for each layer with a weight
 W (O, D), an orthonormal basis B (O, k) of patterns of the layer's outputs, which all tasks share and which only grows,
-and for each task t coefficients A_t (k_t, D). The task's weight is W_t = B[:, :k_t] A_t. A task is learned in steps:
+and coefficients A_t (k_t, D) for each task t. The task's weight is W_t = B[:, :k_t] A_t. A task has three steps:
 
-1. Learn: train the working memory on, from the second task with CE + λ Σ_l Reg_l. With the residual E = W − B Bᵀ W,
+1. Learn: train the working memory, from the second task on with CE + λ Σ_l Reg_l. With the residual E = W − B Bᵀ W,
 
        Reg = tr(E Eᵀ) / ‖E Eᵀ‖₁          (form "paper"; entries' absolute values are summed)
        Reg = tr(K) / Σ K,  K = B Bᵀ + E Eᵀ   (form "code"; signed, so the sum can come near 0 and the loss explode)
 
 2. Project: extend B until it captures a share of the energy of the outputs W x of some examples; A_t = Bᵀ W.
-3. Recall: with B held, train A_t on the task, with CE alone.
+3. Recall: with B frozen, train A_t on the task, with CE alone.
 
-Biases, norm layers with their statistics and the head belong to the task and are trained in both steps. Nothing that a
-learned task uses is ever written to, so its logits stay to the bit.
+Biases, norm layers with their statistics and the head belong to the task and are trained in steps 1 and 3. Nothing that
+a learned task uses is ever written to, so its logits stay bit-identical.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from torch.nn.utils import parametrize
 
 from halrp.errors import SettingError
 from halrp.lab.methods import network, subspaces
-from halrp.lab.methods.gpm import Mode, sample
+from halrp.lab.methods.gpm import sample
 from halrp.lab.methods.protocol import Context, Method, Size, State
+from halrp.lab.methods.settings import MODES, Mode, check_choice, official_recipe
 from halrp.lab.streams import Task
 from halrp.model.base import set_memory_format
 from halrp.model.layers.norm import NORMS
@@ -39,13 +40,13 @@ from halrp.training.loop import Group, Training
 Form = Literal["paper", "code"]
 EPSILON = 1e-12
 """Keeps the paper's quotient finite where the residual is zero."""
-STEP, FALL = 45, 0.1
-"""The official schedule: the rate is multiplied by FALL every STEP epochs."""
+STEP_SIZE, GAMMA = 45, 0.1
+"""The official schedule: the learning rate is multiplied by GAMMA every STEP_SIZE epochs."""
 
 
 @dataclass(frozen=True, eq=False)
 class TaskMemory:
-    """What one task owns: coefficients A (k, D) by layer; biases, norm layers with their buffers and the head."""
+    """The long-term memory of a task: coefficients A (k, D) by layer; biases, norm layers with buffers, and head."""
 
     classes: int
     coefficients: Mapping[str, Tensor]
@@ -53,7 +54,7 @@ class TaskMemory:
 
 
 class BilevelMemory(Method):
-    """A working network, and patterns and coefficients that its tasks are rebuilt from."""
+    """A working network, and the patterns and coefficients from which the networks of tasks are rebuilt."""
 
     frozen = True
 
@@ -69,15 +70,13 @@ class BilevelMemory(Method):
         lr: float = 0.05,
         l2: float = 1e-4,
     ) -> None:
-        """Take the mode, λ and the form of the regulariser, and how much of the outputs' energy the bases capture.
+        """Take the mode, λ and the form of the regulariser, and the share of the outputs' energy that bases capture.
 
         In the mode "paper" the recipe's epochs are divided evenly between learning and recalling, and `l2` is the
-        penalty λ/2·‖W‖² while learning. In the mode "official" both have all epochs, by SGD with the rate `lr`.
+        penalty λ/2·‖W‖² while learning. In the mode "official" each has all epochs, by SGD with the learning rate `lr`.
         """
-        if mode not in ("paper", "official"):
-            raise SettingError(f"bmkp(mode={mode!r}) is unknown; choose 'paper' or 'official'")
-        if form not in ("paper", "code"):
-            raise SettingError(f"bmkp(form={form!r}) is unknown; choose 'paper' or 'code'")
+        check_choice("bmkp", "mode", mode, MODES)
+        check_choice("bmkp", "form", form, ("paper", "code"))
         for name, value in (("energy_first", energy_first), ("energy", energy)):
             if not 0 < value <= 1:
                 raise SettingError(f"bmkp({name}={value}) is a share of the energy; it must lie above 0 and up to 1")
@@ -87,8 +86,7 @@ class BilevelMemory(Method):
             raise SettingError(f"bmkp(samples={samples}) must be at least 1")
         recipe = context.recipe
         if mode == "official":
-            plain = {"momentum": 0.0, "schedule": "constant", "gradient_scale": 1.0}
-            recipe = replace(recipe, optimiser="sgd", lr=lr, **cast(Any, plain))
+            recipe = official_recipe(recipe, optimiser="sgd", lr=lr)
         super().__init__(replace(context, recipe=recipe))
         self.mode, self.strength, self.form, self.samples = mode, strength, form, samples
         self.energy_first, self.energy = energy_first, energy
@@ -99,12 +97,12 @@ class BilevelMemory(Method):
 
     def learn(self, task: Task) -> None:
         """Learn, project and recall."""
-        seed_key = self.learn_freely(task)
-        self.extend(task, seed_key)
+        seed_key = self.train_working_memory(task)
+        self.extend_bases(task, seed_key)
         self.tasks.append(self.recall(task, seed_key))
 
-    def learn_freely(self, task: Task) -> network.SeedKey:
-        """Train the working memory on, and return what the task's draws are a function of."""
+    def train_working_memory(self, task: Task) -> network.SeedKey:
+        """Train the working memory, and return the task's seed key."""
         context, hooks = self.context, {}
         if self.working is None:
             self.working, self.plan = network.fresh(context, task)
@@ -120,27 +118,28 @@ class BilevelMemory(Method):
         return seed_key
 
     def regularised(self) -> dict[str, Any]:
-        """Add the regulariser's gradient after every backward pass."""
-        open_ = [(layer.weight, self.bases[n]) for n, layer in self.layers().items() if _grows(self.bases[n])]
+        """A hook that adds the regulariser's gradient after every backward pass."""
+        growing = [(layer.weight, self.bases[n]) for n, layer in self.layers().items() if _can_grow(self.bases[n])]
         strength = self.strength * self.context.recipe.gradient_scale
         if strength == 0:
             return {}
 
         def add_gradient() -> None:
-            for weight, basis in open_:
+            for weight, basis in growing:
                 assert weight.grad is not None
-                found = regulariser_gradient(subspaces.matrix(weight), basis, self.form)
-                weight.grad.add_(found.view(weight.shape), alpha=strength)
+                gradient = regulariser_gradient(subspaces.matrix(weight), basis, self.form)
+                weight.grad.add_(gradient.view(weight.shape), alpha=strength)
 
         return {"after_backward": add_gradient}
 
-    def extend(self, task: Task, seed_key: network.SeedKey) -> None:
-        """Append the patterns that the working memory's outputs need to the bases."""
+    def extend_bases(self, task: Task, seed_key: network.SeedKey) -> None:
+        """Extend the bases until they capture the outputs of the working memory."""
         assert self.working is not None
         layers, first = self.layers(), not self.bases
-        parts = sample(self.context, self.working, task, self.samples, seed_key)
-        found = subspaces.collected(self.working, layers, parts, dict.fromkeys(layers, self.samples), subspaces.outputs)
-        for name, columns in found.items():
+        batches = sample(self.context, self.working, task, self.samples, seed_key)
+        counts = dict.fromkeys(layers, self.samples)
+        outputs = subspaces.collected(self.working, layers, batches, counts, subspaces.outputs)
+        for name, columns in outputs.items():
             weight = subspaces.matrix(layers[name].weight)
             basis = self.bases.get(name, weight.new_zeros(len(weight), 0))
             energy = self.energy_first if first else self.energy
@@ -150,14 +149,14 @@ class BilevelMemory(Method):
         """Train a task's coefficients, biases, norm layers and head over the bases."""
         assert self.working is not None
         net = clone(self.working)
-        held = {name: rebuild(net.get_submodule(name), self.bases[name]) for name in self.layers()}
+        coefficients = {name: rebuild(net.get_submodule(name), self.bases[name]) for name in self.layers()}
         rest = {n: t for n, t in network.contents(net).items() if ".parametrizations." not in n}
         trained = [p for n, p in net.named_parameters() if n in rest and p.requires_grad]
-        groups = [Group([a for a in held.values() if a.numel()]), Group(trained)]
+        groups = [Group([a for a in coefficients.values() if a.numel()]), Group(trained)]
         epochs = self.context.recipe.epochs
         self.fit(task, net, groups, seed_key, "recall", epochs - epochs // 2)
-        coefficients = {name: a.detach().clone() for name, a in held.items()}
-        return TaskMemory(task.classes, coefficients, {n: t.clone() for n, t in rest.items()})
+        learned = {name: a.detach().clone() for name, a in coefficients.items()}
+        return TaskMemory(task.classes, learned, {n: t.clone() for n, t in rest.items()})
 
     def fit(
         self,
@@ -169,11 +168,11 @@ class BilevelMemory(Method):
         epochs: int,
         **hooks: Any,
     ) -> None:
-        """Train by the recipe for so many epochs; in the official mode for all epochs, with a rate that falls."""
+        """Train by the recipe for `epochs`; in the official mode for all epochs, with a learning rate that falls."""
         if self.mode == "paper":
             network.fit(self.context, task, net, groups, seed_key, stage, epochs=epochs, **hooks)
         else:
-            in_steps(network.training(self.context, task, net, groups, seed_key, stage, **hooks))
+            train_in_steps(network.training(self.context, task, net, groups, seed_key, stage, **hooks))
 
     def layers(self) -> dict[str, Any]:
         """The layers that are rebuilt for each task."""
@@ -183,12 +182,12 @@ class BilevelMemory(Method):
     def module(self, task: int) -> nn.Module:
         """A task's network, rebuilt from the bases."""
         assert self.working is not None, "learn a task first"
-        own, layers = self.tasks[task], self.layers()
+        memory, layers = self.tasks[task], self.layers()
         weights = {
             f"{name}.weight": rebuilt(self.bases[name], a).view(layers[name].weight.shape)
-            for name, a in own.coefficients.items()
+            for name, a in memory.coefficients.items()
         }
-        net = task_view(self.working, self.plan, {}, weights | dict(own.tensors), own.classes)
+        net = task_view(self.working, self.plan, {}, weights | dict(memory.tensors), memory.classes)
         return set_memory_format(net, self.context.recipe.channels_last)
 
     def predict(self, x: Tensor, task: int) -> Tensor:
@@ -196,34 +195,35 @@ class BilevelMemory(Method):
         return network.logits(self.context, self.module(task), x)
 
     def stored(self) -> Size:
-        """The bases, and what each task owns; the working memory is needed to learn on, not to evaluate."""
-        return Size.of(self._kept().values())
+        """The long-term memory; the working memory is needed to learn further tasks and not to evaluate."""
+        return Size.of(self.long_term_memory().values())
 
     def counted(self) -> int:
         """Without the running statistics of batch norms."""
         assert self.working is not None, "learn a task first"
         buffers = {n for n, _ in self.working.named_buffers()}
-        return sum(t.numel() for n, t in self._kept().items() if n.split("/", 3)[-1] not in buffers)
+        return sum(t.numel() for n, t in self.long_term_memory().items() if n.split("/", 3)[-1] not in buffers)
 
     def details(self) -> dict[str, Any]:
         """The ranks of the bases."""
         return {"ranks": {name: basis.shape[1] for name, basis in self.bases.items()}}
 
-    def _kept(self) -> dict[str, Tensor]:
+    def long_term_memory(self) -> dict[str, Tensor]:
+        """The bases, and the tensors of each task."""
         tensors = network.add_prefix("basis", self.bases)
-        for i, own in enumerate(self.tasks):
-            tensors |= network.add_prefix(f"task/{i}/coefficients", own.coefficients)
-            tensors |= network.add_prefix(f"task/{i}/own", own.tensors)
+        for i, memory in enumerate(self.tasks):
+            tensors |= network.add_prefix(f"task/{i}/coefficients", memory.coefficients)
+            tensors |= network.add_prefix(f"task/{i}/own", memory.tensors)
         return tensors
 
     def state(self) -> State:
-        """The working memory, the bases, and what each task owns."""
+        """The working memory and the long-term memory."""
         assert self.working is not None, "learn a task first"
-        tensors = network.add_prefix("working", network.contents(self.working)) | self._kept()
-        return State(tensors, {"classes": [own.classes for own in self.tasks]})
+        tensors = network.add_prefix("working", network.contents(self.working)) | self.long_term_memory()
+        return State(tensors, {"classes": [memory.classes for memory in self.tasks]})
 
     def restore(self, state: State) -> None:
-        """Build the working memory again, and what each task owns."""
+        """Rebuild both memories."""
         classes = state.values["classes"]
         self.working, self.plan = network.empty(self.context, classes[-1])
         network.fill(self.working, network.strip_prefix("working", state.tensors))
@@ -241,7 +241,7 @@ class BilevelMemory(Method):
 
 
 class Rebuilt(nn.Module):
-    """Makes the weight B A of coefficients A (k, D); B (O, k) is held."""
+    """A parametrization of a weight as B A: coefficients A (k, D) are trained, B (O, k) is frozen."""
 
     basis: Tensor
 
@@ -257,29 +257,28 @@ class Rebuilt(nn.Module):
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """The coefficients of a weight, Bᵀ W."""
-        found = self.basis.double().T @ subspaces.matrix(weight).double()
-        return found.to(weight.dtype)
+        return (self.basis.double().T @ subspaces.matrix(weight).double()).to(weight.dtype)
 
 
 def rebuild(layer: nn.Module, basis: Tensor) -> nn.Parameter:
-    """Let a layer's weight be B A from now on, and return A (k, D), which starts as Bᵀ W."""
+    """Parametrize a layer's weight as B A, and return A (k, D), which starts as Bᵀ W."""
     weight = cast(Tensor, layer.weight)
     parametrize.register_parametrization(layer, "weight", Rebuilt(basis, weight.shape), unsafe=True)
-    found = cast(Any, layer).parametrizations.weight.original
-    assert isinstance(found, nn.Parameter)
-    return found
+    coefficients = cast(Any, layer).parametrizations.weight.original
+    assert isinstance(coefficients, nn.Parameter)
+    return coefficients
 
 
 def rebuilt(basis: Tensor, coefficients: Tensor) -> Tensor:
     """The weight (O, D) of coefficients A (k, D) over the first k columns of a basis (O, K ≥ k).
 
-    The columns are laid out alone, so that a basis that has grown gives the same bits.
+    The columns are copied, so that a basis that has grown gives the same bits.
     """
     return basis[:, : len(coefficients)].contiguous() @ coefficients
 
 
 def regulariser(weight: Tensor, basis: Tensor, form: Form = "paper") -> Tensor:
-    """The regulariser of a weight (O, D) and a basis (O, k), a number; the docstring of the module has the forms."""
+    """The regulariser of a weight (O, D) and a basis (O, k), a number; its forms are in the module's docstring."""
     residual = weight - basis @ (basis.T @ weight)
     inner = residual @ residual.T
     if form == "code":
@@ -302,19 +301,19 @@ def regulariser_gradient(weight: Tensor, basis: Tensor, form: Form = "paper") ->
         signs, divisor = inner.sign(), inner.abs().sum() + EPSILON
     slope = signs.mul_(-inner.trace() / divisor.square())
     slope.diagonal().add_(1 / divisor)
-    found = 2 * slope @ residual
-    return found - basis @ (basis.T @ found)
+    gradient = 2 * slope @ residual
+    return gradient - basis @ (basis.T @ gradient)
 
 
-def in_steps(going: Training) -> None:
-    """Train to the end with a rate that falls in steps of the official schedule."""
-    start = going.recipe
-    while going.epoch < going.epochs:
-        passed = going.epoch // STEP
-        going.recipe = replace(start, lr=start.lr * FALL**passed)
-        going.run(STEP * (passed + 1))
+def train_in_steps(training: Training) -> None:
+    """Train to the end with the learning rate of the official schedule."""
+    start = training.recipe
+    while training.epoch < training.epochs:
+        steps = training.epoch // STEP_SIZE
+        training.recipe = replace(start, lr=start.lr * GAMMA**steps)
+        training.run(STEP_SIZE * (steps + 1))
 
 
-def _grows(basis: Tensor) -> bool:
-    """Whether a basis (O, k) leaves anything of a weight out."""
+def _can_grow(basis: Tensor) -> bool:
+    """Whether a basis (O, k) spans less than all of the outputs."""
     return basis.shape[1] < len(basis)
