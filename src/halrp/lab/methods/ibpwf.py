@@ -326,7 +326,7 @@ class WeightFactors(SharedFactors):
         return LayerFactors(u[:, :inputs], v, gate, bias)
 
     def stored(self) -> Size:
-        """Factors that some task uses, and what belongs to each task; its selection, a bit per factor, only in bytes."""
+        """Factors that some task uses, and what belongs to each task; a selection is counted in bytes alone."""
         numbers, size = Size.of(t for task in self.tasks for t in (*task.gates.values(), *task.tensors.values()))
         for path, (u, v) in self.dictionary.items():
             used = int(self.used(path).sum())
