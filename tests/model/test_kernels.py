@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from halrp.errors import SettingError
 from halrp.model import kernels
+from halrp.model.factors import Factors
 
 Parts = dict[str, Tensor]
 
@@ -89,9 +90,8 @@ def dense_conv(geometry: tuple[int, ...], t: Parts) -> Tensor:
 
 def adapted_conv(geometry: tuple[int, ...], t: Parts, strategy: kernels.Strategy | None = None) -> Tensor:
     """Convolve with `kernels.conv`."""
-    return kernels.conv(
-        t["x"], t["weight"], t.get("bias"), t["r"], t["s"], t["p"], t["q"], *options(geometry), strategy=strategy
-    )
+    factors = Factors(t["r"], t["s"], t["p"], t["q"])
+    return kernels.conv(t["x"], t["weight"], t.get("bias"), factors, kernels.Geometry(*options(geometry)), strategy)
 
 
 def value_and_gradients(function: Callable[[Parts], Tensor], t: Parts, wanted: tuple[str, ...]) -> Parts:
@@ -282,15 +282,15 @@ def test_the_fastest_strategy_follows_the_documented_rule(change: dict[str, Any]
     case = {"size": 3, "groups": 1, "view": "kernel-mean", "rank": 4, "space": 32, **change}
     rows, columns, positions = 16, 8, case["size"] ** 2 if case["view"] == "full-kernel" else 1
     x = torch.zeros(2, columns * case["groups"], case["space"], case["space"])
-    learned = torch.zeros(rows), torch.zeros(columns), torch.zeros(rows, case["rank"])
     q = torch.zeros(case["rank"], columns * positions)
-    for part in (*learned, q):
+    factors = Factors(torch.zeros(rows), torch.zeros(columns), torch.zeros(rows, case["rank"]), q)
+    for part in factors.tensors():
         part.requires_grad_(case.get("requires_grad", True))
     x.requires_grad_(case.get("x_requires_grad", True))
     weight = torch.zeros(rows, columns, case["size"], case["size"])
-    assert kernels.fastest(x, weight, *learned, q, case["groups"]) == expected
+    assert kernels.fastest(x, weight, factors, case["groups"]) == expected
     with torch.no_grad():
-        assert kernels.fastest(x, weight, *learned, q, case["groups"]) == "merged"
+        assert kernels.fastest(x, weight, factors, case["groups"]) == "merged"
 
 
 def test_an_exported_inference_graph_holds_plain_operators_only() -> None:

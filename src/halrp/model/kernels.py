@@ -1,13 +1,7 @@
 """The forward and backward passes of adapted layers, as pure functions of tensors.
 
-A task's weight is the frozen base weight, scaled by rows and columns, plus a low-rank residual:
-
-    W_t = r ∘ W ∘ s + B,   B = p q
-
-with ``weight`` W of shape (J, I, *kernel), ``r`` (J,), ``s`` (I,), ``p`` (J, k) and a ``q`` whose width
-names the view of the residual. With width I ("kernel-mean") B[j, i] is added at every kernel position;
-with width I·∏kernel ("full-kernel") every position has its own entry. The rank k may be 0. In a grouped
-convolution I counts the input channels of one group, and s and q are shared by all groups.
+A task's weight is W_t = r ∘ W ∘ s + p q (see `factors`). In a grouped convolution I counts the input channels of
+one group, and s and q are shared by all groups.
 
 Training a delta can cost less than training the layer, because W needs no gradient, and the gradient of
 a full weight is a third of a layer's work. How to avoid it depends on the layer:
@@ -36,6 +30,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from halrp.errors import SettingError
+from halrp.model.factors import Factors, as_filters, merge, over_kernel
+
+__all__ = ["Geometry", "Strategy", "conv", "convolve", "fastest", "linear", "merge", "window_sums"]
 
 Strategy = Literal["merged", "analytic", "factored"]
 
@@ -55,19 +52,6 @@ class Geometry(NamedTuple):
     groups: int = 1
 
 
-def merge(weight: Tensor, r: Tensor, s: Tensor, p: Tensor, q: Tensor) -> Tensor:
-    """Return the task's weight W_t = r ∘ W ∘ s + p q, shaped like ``weight``, differentiable in r, s, p, q.
-
-    It is built in the precision of the factors also under autocast, so that a small residual survives.
-    """
-    device = weight.device.type
-    if torch.is_autocast_enabled(device):
-        with torch.autocast(device, enabled=False):
-            return merge(weight, r, s, p, q)
-    scales = _over_kernel(torch.outer(r, s), weight)
-    return torch.addcmul(_over_kernel(p @ q, weight), weight, scales)
-
-
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, r: Tensor, s: Tensor, p: Tensor, q: Tensor) -> Tensor:
     """Apply an adapted linear layer without building its weight: y = r ∘ (W (s ∘ x)) + p (q x) + b.
 
@@ -81,35 +65,27 @@ def conv(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    r: Tensor,
-    s: Tensor,
-    p: Tensor,
-    q: Tensor,
-    stride: tuple[int, ...],
-    padding: tuple[int, ...],
-    dilation: tuple[int, ...],
-    groups: int = 1,
+    factors: Factors,
+    geometry: Geometry,
     strategy: Strategy | None = None,
 ) -> Tensor:
     """Apply an adapted convolution in 1, 2 or 3 dimensions, y = W_t * x + b.
 
-    ``x`` is (N, groups·I, *space), and ``padding`` counts zeros on both sides. All strategies compute the
-    same function. "merged" builds W_t and leaves the rest to autograd; "analytic" builds W_t and has a
-    backward pass of its own, which can be differentiated once only; "factored" convolves with W and adds
-    a low-rank branch. Without a ``strategy`` the fastest one is taken, see `fastest`.
+    ``x`` is (N, groups·I, *space). All strategies compute the same function. "merged" builds W_t and leaves the rest to
+    autograd; "analytic" builds W_t and has a backward pass of its own, which can be differentiated once only;
+    "factored" convolves with W and adds a low-rank branch. The default is the fastest, see `fastest`.
     """
-    geometry = Geometry(stride, padding, dilation, groups)
-    strategy = strategy or fastest(x, weight, r, s, p, q, groups)
+    strategy = strategy or fastest(x, weight, factors, geometry.groups)
     if strategy == "merged":
-        return convolve(x, merge(weight, r, s, p, q), bias, geometry)
+        return convolve(x, factors.merged(weight), bias, geometry)
     if strategy == "factored":
-        return _factored_conv(x, weight, bias, r, s, p, q, geometry)
-    if groups != 1:
-        raise SettingError(f"strategy 'analytic' needs groups=1, not {groups}: take 'merged' or 'factored'.")
-    return _AnalyticConv.apply(x, weight, bias, r, s, p, q, geometry)  # type: ignore[no-any-return]
+        return _factored_conv(x, weight, bias, factors, geometry)
+    if geometry.groups != 1:
+        raise SettingError(f"strategy 'analytic' needs groups=1, not {geometry.groups}: use 'merged' or 'factored'")
+    return _AnalyticConv.apply(x, weight, bias, geometry, *factors.tensors())  # type: ignore[no-any-return]
 
 
-def fastest(x: Tensor, weight: Tensor, r: Tensor, s: Tensor, p: Tensor, q: Tensor, groups: int = 1) -> Strategy:
+def fastest(x: Tensor, weight: Tensor, factors: Factors, groups: int = 1) -> Strategy:
     """Choose the strategy of `conv` from the shapes and from the gradients that are wanted.
 
     The rule follows measurements of float32 forward and backward passes on one thread, in layers of 20 to
@@ -126,13 +102,13 @@ def fastest(x: Tensor, weight: Tensor, r: Tensor, s: Tensor, p: Tensor, q: Tenso
     devices than the processor (its guard would wait for the device at every step), autocast, and graphs
     traced by a compiler.
     """
-    learns = torch.is_grad_enabled() and any(t.requires_grad for t in (r, s, p, q))
-    full_kernel = q.shape[1] != weight.shape[1]
+    learns = torch.is_grad_enabled() and any(t.requires_grad for t in factors.tensors())
+    full_kernel = factors.q.shape[1] != weight.shape[1]
     if (
         not learns
         or not x.requires_grad
         or math.prod(weight.shape[2:]) == 1
-        or (full_kernel and 4 * p.shape[1] > weight.shape[0])
+        or (full_kernel and 4 * factors.rank > weight.shape[0])
         or groups != 1
         or x.device.type != "cpu"
         or torch.is_autocast_enabled(x.device.type)
@@ -147,20 +123,12 @@ class _AnalyticConv(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        r: Tensor,
-        s: Tensor,
-        p: Tensor,
-        q: Tensor,
-        geometry: Geometry,
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, *factors: Tensor
     ) -> Tensor:
-        """Return W_t * x + b."""
-        kernel = merge(weight, r, s, p, q)
+        """Return W_t * x + b; autograd sees r, s, p and q only as arguments of their own."""
+        kernel = Factors(*factors).merged(weight)
         y = _output(x, kernel, geometry)
-        ctx.save_for_backward(x, weight, r, s, p, q, kernel, y)
+        ctx.save_for_backward(x, weight, kernel, y, *factors)
         ctx.geometry = geometry
         # The backward pass reads y, so y stays private: a later layer may overwrite the output in place, as
         # nn.ReLU(inplace=True) does, and next to a large bias the digits of a small y would be lost.
@@ -170,25 +138,23 @@ class _AnalyticConv(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, b, r, s, p and q."""
-        x, weight, r, s, p, q, kernel, y = ctx.saved_tensors
-        dx, dr, ds, dp, dq = _euler_gradients(g, x, weight, r, s, p, q, kernel, y, ctx.geometry)
+        x, weight, kernel, y, *factors = ctx.saved_tensors
+        dx, dr, ds, dp, dq = _euler_gradients(g, x, weight, Factors(*factors), kernel, y, ctx.geometry)
         db = _channel_sums(g) if ctx.needs_input_grad[2] else None
-        return dx, None, db, dr, ds, dp, dq, None
+        return dx, None, db, None, dr, ds, dp, dq
 
 
 def _euler_gradients(
     g: Tensor,
     x: Tensor,
     weight: Tensor,
-    r: Tensor,
-    s: Tensor,
-    p: Tensor,
-    q: Tensor,
+    factors: Factors,
     kernel: Tensor,
     y: Tensor,
     geometry: Geometry,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return dx, dr, ds, dp and dq; dr and ds by Euler's identity."""
+    r, s, p, q = factors.tensors()
     dx = _input_gradient(g, x, kernel, geometry)
     dp, dq = _factor_gradients(g, x, weight, p, q, geometry)
     dr = (_channel_dots(g, y) - (p * dp).sum(1)) / r
@@ -231,26 +197,17 @@ def _factor_gradients(
     pointwise = _pointwise(weight)
     if width == columns:
         sums = window_sums(x, weight, geometry)
-        residual = _kernel_gradient(g, sums, _as_filters(p @ q, weight), pointwise).flatten(1)
+        residual = _kernel_gradient(g, sums, as_filters(p @ q, weight), pointwise).flatten(1)
         return residual @ q.t(), p.t() @ residual
-    narrow = convolve(x, _over_kernel(q, weight), None, geometry)
-    dp = _kernel_gradient(g, narrow, _as_filters(p, weight), pointwise).flatten(1)
-    dnarrow = convolve(g, _as_filters(p.t(), weight), None, pointwise)
-    return dp, _kernel_gradient(dnarrow, x, _over_kernel(q, weight), geometry).flatten(1)
+    narrow = convolve(x, over_kernel(q, weight), None, geometry)
+    dp = _kernel_gradient(g, narrow, as_filters(p, weight), pointwise).flatten(1)
+    dnarrow = convolve(g, as_filters(p.t(), weight), None, pointwise)
+    return dp, _kernel_gradient(dnarrow, x, over_kernel(q, weight), geometry).flatten(1)
 
 
-def _factored_conv(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    r: Tensor,
-    s: Tensor,
-    p: Tensor,
-    q: Tensor,
-    geometry: Geometry,
-) -> Tensor:
+def _factored_conv(x: Tensor, weight: Tensor, bias: Tensor | None, factors: Factors, geometry: Geometry) -> Tensor:
     """Convolve with the frozen weight and with the factors apart: y = r ∘ (W * (s ∘ x)) + p (q * x) + b."""
-    groups = geometry.groups
+    (r, s, p, q), groups = factors.tensors(), geometry.groups
     y = _per_channel(r, x) * convolve(_per_channel(s.repeat(groups), x) * x, weight, None, geometry)
     if p.shape[1] == 0:
         return y if bias is None else y + _per_channel(bias, x)
@@ -258,29 +215,10 @@ def _factored_conv(
     pointwise = _pointwise(weight, groups)
     filters = q.repeat(groups, 1)
     if q.shape[1] == weight.shape[1]:
-        narrow = window_sums(convolve(x, _as_filters(filters, weight), None, pointwise), weight, geometry)
+        narrow = window_sums(convolve(x, as_filters(filters, weight), None, pointwise), weight, geometry)
     else:
-        narrow = convolve(x, _over_kernel(filters, weight), None, geometry)
-    return y + convolve(narrow, _as_filters(p, weight), bias, pointwise)
-
-
-def _over_kernel(matrix: Tensor, weight: Tensor) -> Tensor:
-    """Shape a matrix over (I,) or (I·∏kernel,) columns so that it broadcasts against rows of ``weight``."""
-    _, columns, *kernel = weight.shape
-    width = matrix.shape[1]
-    if width == columns:
-        return _as_filters(matrix, weight)
-    if width == columns * math.prod(kernel):
-        return matrix.view(-1, columns, *kernel)
-    raise SettingError(
-        f"q has {width} columns, but a weight of shape {tuple(weight.shape)} needs {columns} "
-        f"(kernel-mean view) or {columns * math.prod(kernel)} (full-kernel view)."
-    )
-
-
-def _as_filters(matrix: Tensor, weight: Tensor) -> Tensor:
-    """Shape a matrix as the kernel of a 1×1 convolution with as many dimensions as ``weight``."""
-    return matrix.reshape(*matrix.shape, *(1 for _ in weight.shape[2:]))
+        narrow = convolve(x, over_kernel(filters, weight), None, geometry)
+    return y + convolve(narrow, as_filters(p, weight), bias, pointwise)
 
 
 def _per_channel(vector: Tensor, x: Tensor) -> Tensor:
@@ -327,7 +265,7 @@ def convolve(x: Tensor, kernel: Tensor, bias: Tensor | None, geometry: Geometry)
 
 
 def _fills_blocks(channels: int, x: Tensor) -> bool:
-    """Say whether so many channels are best filled up with zeros to whole blocks.
+    """Whether this number of channels is best filled up with zeros to full blocks.
 
     The processor's convolutions work on blocks of eight channels, and in channels-last memory a last block that is
     not full costs more than one filled up with zeros.

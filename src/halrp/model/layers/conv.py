@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from halrp.model import kernels
+from halrp.model.factors import Factors
 from halrp.model.kernels import Geometry
 from halrp.model.layers.affine import AffineFamily, AffineRule
 from halrp.model.layers.groupwise import GroupwiseRule
@@ -78,9 +79,10 @@ class ConvFamily(AffineFamily):
         """Apply the layer to x (N, C, *space), or to one unbatched example (C, *space)."""
         batched = x if x.dim() == self.base_weight.dim() else x.unsqueeze(0)
         padded, padding = pad_inputs(batched, self)
-        factors = self.r, self.s, self.p, self.q
-        window = geometry(self, padding)
-        y = kernels.conv(padded, self.base_weight, getattr(self, "bias", None), *factors, *window)
+        bias = getattr(self, "bias", None)
+        y = kernels.conv(
+            padded, self.base_weight, bias, Factors(self.r, self.s, self.p, self.q), geometry(self, padding)
+        )
         return self.finish(y if batched.dim() == x.dim() else y.squeeze(0))
 
 

@@ -11,8 +11,7 @@ from typing import cast
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from halrp.model import kernels
-from halrp.model.factors import Factors
+from halrp.model.factors import Factors, merge
 from halrp.model.layers.registry import Adapted, Decision, LayerRule, hold, layer_rule
 
 
@@ -27,7 +26,7 @@ class Merged(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         """Return r ∘ W ∘ s + p q."""
         held = cast(Adapted, self)
-        return kernels.merge(weight, held.r, held.s, held.p, held.q)
+        return merge(weight, held.r, held.s, held.p, held.q)
 
 
 def adapt_merged(layer: nn.Module, name: str, merged: Merged) -> None:

@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from halrp.errors import SettingError
-from halrp.model import kernels
-from halrp.model.factors import Factors
+from halrp.model.factors import Factors, merge
 from halrp.model.layers.stacks import LayerTasks
 
 Kind = Literal["adapted", "owned", "shared"]
@@ -174,7 +173,7 @@ class Adapted(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The merged weight W_t, computed at each access."""
-        return kernels.merge(self.base_weight, self.r, self.s, self.p, self.q)
+        return merge(self.base_weight, self.r, self.s, self.p, self.q)
 
     def extra_repr(self) -> str:
         """Add the rank to the layer's own description."""
