@@ -49,7 +49,7 @@ def main() -> None:
     print("|---|---|" + "---|" * (len(names) + 2))
     for label, variant in VARIANTS.items():
         start = random_start(base, variant)
-        tensors = {**owned, **start.owned}
+        tensors = {**owned, **start.dense}
         roles = {name: base.plan.role(name) for name in tensors}
         for precision in PRECISIONS:
             delta = Delta.pack("task", 10, base.fingerprint, start.factors, tensors, roles, precision=precision)

@@ -16,8 +16,8 @@ import torch
 from benchmarks.interleaved import arguments, measure, report
 from halrp import Halrp, Recipe
 from halrp.lab import backbones
+from halrp.method.fine_tune import prepare as prepare_fine_tuning
 from halrp.method.start import Start
-from halrp.method.tune import tuning
 from halrp.model.base import Base
 from halrp.model.factors import Factors
 from halrp.model.plan import plan
@@ -71,7 +71,9 @@ def block_of_steps(variant: Variant | None) -> Callable[[], None]:
     net = base.trainable(10, "benchmark")
     groups = [Group([p for p in net.parameters() if p.requires_grad])]
     if variant is not None:
-        run = tuning(base, Halrp.budget(), variant.view, random_start(base, variant), base.owned_tensors(net), 10)
+        run = prepare_fine_tuning(
+            base, Halrp.budget(), variant.view, random_start(base, variant), base.owned_tensors(net), 10
+        )
         net, groups = run.net, run.groups
     training = Training(net, groups, data, recipe, Stage(recipe.epochs, ("benchmark",)))
     return lambda: void(training.run(training.epoch + 1))

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from halrp import Flat, Halrp, Learner, LossRate, Recipe, Whitened, seeding
 from halrp.errors import TaskError
-from halrp.method.tune import Tuning, tuning
+from halrp.method.fine_tune import FineTuning, prepare
 from halrp.model import views
 from halrp.model.codec import PRECISIONS, Precision
 from halrp.store import task_file
@@ -38,15 +38,15 @@ def test_tasks_are_learned(kind: str) -> None:
         assert accuracy(learner.predict(x, f"t{number}"), y) > 0.8  # chance is 1/3
 
 
-def spied(monkeypatch: pytest.MonkeyPatch, look: Callable[[Tuning], None]) -> None:
+def spied(monkeypatch: pytest.MonkeyPatch, look: Callable[[FineTuning], None]) -> None:
     """Look at every fine-tuning when it is ready to start."""
 
-    def spy(*arguments: Any) -> Tuning:
-        run = tuning(*arguments)
+    def spy(*arguments: Any) -> FineTuning:
+        run = prepare(*arguments)
         look(run)
         return run
 
-    monkeypatch.setattr("halrp.learner.tuning", spy)
+    monkeypatch.setattr("halrp.method.fine_tune.prepare", spy)
 
 
 @pytest.mark.parametrize("kind", NETS)
@@ -56,7 +56,7 @@ def test_fine_tuning_trains_scales_factors_and_owned_parameters_and_nothing_else
 ) -> None:
     learner = Learner(net(kind), recipe=FAST, method=Halrp.budget(growth_per_task=growth, view="full"))
     learner.learn("a", tiny_task(kind, 0))
-    seen: list[Tuning] = []
+    seen: list[FineTuning] = []
     spied(monkeypatch, seen.append)
     base = digest(learner.module(None))
     learner.learn("b", tiny_task(kind, 1))
@@ -65,12 +65,12 @@ def test_fine_tuning_trains_scales_factors_and_owned_parameters_and_nothing_else
     trainable = {id(p) for p in run.net.parameters() if p.requires_grad}
     expected = {id(t) for f in run.factors.values() for t in f.tensors()}
     parameters = plan.parameters
-    names = {n for n, t in parameters.items() if t.kind == "owned"} | set(start.owned)
+    names = {n for n, t in parameters.items() if t.kind == "owned"} | set(start.dense)
     expected |= {id(run.owned[name]) for name in names}
     assert trainable == expected
     roles = {parameters[name].role for name in names}
-    assert roles <= ({"head", "bias", "norm", "other"} | ({"weight"} if start.owned else set()))
-    assert set(run.factors) | set(start.owned) == set(plan.named("adapted"))
+    assert roles <= ({"head", "bias", "norm", "other"} | ({"weight"} if start.dense else set()))
+    assert set(run.factors) | set(start.dense) == set(plan.named("adapted"))
     optimised = {id(p) for group in run.groups for p in group.parameters}
     assert optimised <= trainable
     assert all(p.numel() == 0 for p in run.net.parameters() if id(p) in trainable - optimised)

@@ -244,7 +244,7 @@ def test_the_chosen_view_is_remembered(
 
     def prefers(view: str) -> None:
         order = iter(losses[view])
-        monkeypatch.setattr("halrp.method.tune.evaluate", lambda *_: (next(order), 0.5))
+        monkeypatch.setattr("halrp.method.fine_tune.evaluate", lambda *_: (next(order), 0.5))
 
     prefers(preferred)
     if after:
@@ -252,7 +252,7 @@ def test_the_chosen_view_is_remembered(
     else:
         # The choice is kept before anything is trained on its behalf.
         with monkeypatch.context() as patch:
-            patch.setattr("halrp.learner.tuned", None)
+            patch.setattr("halrp.method.fine_tune._result", None)
             with pytest.raises(TypeError):
                 learn(tmp_path)
     prefers("full" if preferred == "mean" else "mean")

@@ -1,13 +1,14 @@
 """Learn a stream of tasks on one model: `Learner`.
 
 `_learn_delta` is Algorithm 1 of the paper, one call per step. A task depends on the base and on its own data and on
-nothing else, a committed task never changes, and a call that fails or is interrupted leaves the learner as it was.
+nothing else, a committed task never changes, and a call that fails or is interrupted leaves the learner unchanged.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -17,17 +18,14 @@ from torch import Tensor, nn
 from halrp import parallel, seeding
 from halrp._version import __version__
 from halrp.errors import DataError, HeadError, SettingError, TaskError, UnknownTaskError, WrongBaseError
-from halrp.method import importance
-from halrp.method.budget import Budget, FixedCost
-from halrp.method.compress import compress
-from halrp.method.decompose import Whitened
+from halrp.method.fine_tune import fine_tune
+from halrp.method.fixed_costs import fixed_costs
+from halrp.method.importance import measure
 from halrp.method.method import Halrp
-from halrp.method.start import truncate
-from halrp.method.tune import preferred, tuned, tuning
+from halrp.method.start import low_rank_start
 from halrp.model import views
-from halrp.model.base import Base, check_outputs, evaluating
+from halrp.model.base import Base, check_outputs
 from halrp.model.delta import Delta
-from halrp.model.factors import identity_factors
 from halrp.model.inference import normalises_by_batch
 from halrp.model.plan import plan
 from halrp.model.size import Size
@@ -37,9 +35,10 @@ from halrp.store import atomic
 from halrp.store.store import Store
 from halrp.training.batches import Augment, Data, Source, TaskData, prepare, refuse_batch_of_one
 from halrp.training.checkpoint import Checkpoints
-from halrp.training.loop import Group, Hooks, Stage, Training
+from halrp.training.loop import Group
 from halrp.training.progress import Notify
 from halrp.training.recipe import Recipe, autocast
+from halrp.training.run import TaskRun
 
 
 class Learner:
@@ -63,9 +62,9 @@ class Learner:
     ) -> None:
         """Take a model and settings.
 
-        `head` names the classifier layer (found if it is the last one), `method` defaults to `Halrp.budget()`,
-        `progress` is called as training goes on. With `store`, a folder, each task is committed there as it is
-        learned, tasks already there are loaded, and a task that was interrupted goes on at its last finished epoch.
+        `head` names the classifier layer (by default the last one), `method` defaults to `Halrp.budget()`,
+        `progress` is called during training. With `store`, a folder, each task is committed there when it is
+        learned, tasks already there are loaded, and a task that was interrupted resumes after its last finished epoch.
         """
         if base not in ("first", "given"):
             raise SettingError(f"Learner(base={base!r}) is unknown; choose 'first' or 'given'")
@@ -95,9 +94,9 @@ class Learner:
 
     @property
     def scores(self) -> Mapping[str, Mapping[str, Tensor]]:
-        """By task and adapted weight, the loss that each component was predicted to buy, (components,).
+        """By task and adapted weight, the predicted loss that each component recovers, (components,).
 
-        Of the deltas that this very learner has learned: a file of a task has what was kept, not what was on offer.
+        Only of deltas that this learner object has learned: a task's file has the chosen components, not all of them.
         """
         return MappingProxyType(self._scores)
 
@@ -139,7 +138,7 @@ class Learner:
         self._check_name(name)
         classes = len(class_names) if classes is None and class_names is not None else classes
         base = self._body
-        with torch.enable_grad(), seeding.isolated(*self._names(name), device=base.device):
+        with torch.enable_grad(), seeding.isolated(*self._seed_key(name), device=base.device):
             data, classes = self._prepare(name, "train", train, classes)
             held_out = None if val is None else self._prepare(name, "val", val, classes)[0]
             if class_names is not None and len(class_names) != classes:
@@ -149,30 +148,26 @@ class Learner:
             if held_out is not None and normalises_by_batch(base.module):
                 refuse_batch_of_one(held_out, self.recipe.batch, f"{name}: val")
             names = None if class_names is None else tuple(map(str, class_names))
-            task_data = TaskData(data, held_out, classes, names, augment)
-            return (
-                self._learn_base(name, task_data)
-                if self._base is None
-                else self._learn_delta(self._base, name, task_data)
-            )
+            run = self._run(name, TaskData(data, held_out, classes, names, augment))
+            return self._learn_base(run) if self._base is None else self._learn_delta(self._base, run)
 
     def learn_many(self, tasks: parallel.TaskArguments, engine: parallel.Engine | None = None) -> dict[str, Delta]:
-        """Learn several tasks and commit them in the given order; `engine`'s workers learn them side by side.
+        """Learn several tasks and commit them in the given order; the workers of an `engine` learn them in parallel.
 
-        `tasks` says by name what `learn` takes: `{"birds": ((x, y), (xv, yv)), …}`. An engine has `submit`, as the
-        executors of `concurrent.futures` and Dask's clients do. Deltas are those of one-by-one learning, to the bit.
-        The first task is learned here if there is no base. When a task fails, those before it stay committed.
+        `tasks` gives by name what `learn` takes: `{"birds": ((x, y), (xv, yv)), …}`. An engine has `submit`, as the
+        executors of `concurrent.futures` and Dask's clients do. Deltas are bit-identical to those of learning one by
+        one. The first task is learned here if there is no base. When a task fails, those before it stay committed.
         """
-        arguments = {name: parallel.arguments_of(name, task_data) for name, task_data in tasks.items()}
+        arguments = {name: parallel.arguments_of(name, given) for name, given in tasks.items()}
         for name in arguments:
             self._check_name(name)
         here = [name for i, name in enumerate(arguments) if engine is None or (i == 0 and self._base is None)]
-        found = {name: self.learn(name, **arguments.pop(name)) for name in here}
+        learned = {name: self.learn(name, **arguments.pop(name)) for name in here}
         if engine is not None and arguments:
-            for name, delta in parallel.learned_apart(self, arguments, engine):
+            for name, delta in parallel.learn_elsewhere(self, arguments, engine):
                 self._commit(self._ready, {**self._tasks, name: delta}, None)
-                found[name] = delta
-        return found
+                learned[name] = delta
+        return learned
 
     def _check_name(self, name: str) -> None:
         if not isinstance(name, str) or not name:
@@ -180,85 +175,70 @@ class Learner:
         if name in self._tasks:
             raise TaskError(f"task {name!r} is already learned and never changes; choose another name")
 
-    def _learn_base(self, name: str, task_data: TaskData) -> Delta:
-        checkpoints = self._checkpoints(name, task_data._replace(val=None))
-        net = self._new_net(self._initial, name, task_data)
-        adapted = self._initial.plan.named("adapted")
+    def _learn_base(self, run: TaskRun) -> Delta:
+        """Train the model freely on the first task; the result is the base."""
+        plan = self._initial.plan
+        net = self._new_net(self._initial, run)
+        adapted = plan.named("adapted")
         weights = [parameter for n, parameter in net.named_parameters() if n in adapted]
         others = [p for n, p in net.named_parameters() if n not in adapted and p.requires_grad]
         groups = [Group(weights, l2=self.method.base_l2), Group(others)]
-        self._training(name, "base", net, groups, task_data, self.recipe.epochs, checkpoints).run()
-        base = Base(net, self._initial.plan, self._initial.channels_last)
-        delta = Delta(
-            name,
-            task_data.classes,
-            base.fingerprint,
-            class_names=task_data.class_names,
-            provenance=self._how(task_data),
-        )
-        self._commit(base, {name: delta}, checkpoints)
+        run.training("base", net, groups, self.recipe.epochs).run()
+        base = Base(net, plan, self._initial.channels_last)
+        delta = Delta(base=base.fingerprint, **self._description(run))
+        self._commit(base, {run.task: delta}, run.checkpoints)
         return delta
 
-    def _learn_delta(self, base: Base, name: str, task_data: TaskData) -> Delta:
-        method, recipe, val, classes = self.method, self.recipe, task_data.val, task_data.classes
-        checkpoints = self._checkpoints(name, task_data)
+    def _learn_delta(self, base: Base, run: TaskRun) -> Delta:
+        """Algorithm 1: from a task's data to a committed delta on the base."""
+        method, data, name = self.method, run.data, run.task
         # Warm up: train a copy of the base freely, to see where the task wants to go.
-        net = self._new_net(base, name, task_data)
+        net = self._new_net(base, run)
         everything = Group([parameter for parameter in net.parameters() if parameter.requires_grad])
-        self._training(name, "warm-up", net, [everything], task_data, method.warm_up, checkpoints).run()
+        run.training("warm-up", net, [everything], method.warm_up).run()
         # Importance: what an error in each free weight costs.
         weights = base.adapted_weights()
         free = {n: p for n, p in net.named_parameters() if n in weights}
-        judge = task_data.train if val is None else val
-        with evaluating(net):
-            costs = method.importance(net, free, judge, recipe.batch)
-            whitens = isinstance(method.decompose, Whitened)
-            curvature = importance.curvature(net, free, judge, recipe.batch) if whitens else {}
+        held_out = data.train if data.val is None else data.val
+        sensitivity = measure(
+            method.importance, method.decompose.needs_curvature, net, free, held_out, self.recipe.batch
+        )
         # Scales, decomposition, allocation: one start for each view of convolutions that is tried.
-        owned = base.owned_tensors(net)
-        how: dict[str, Any] = {
-            "class_names": task_data.class_names,
-            "provenance": self._how(task_data),
-            "precision": method.precision,
-        }
-        fixed = [*_fixed(owned), FixedCost("file header", 0, self._header(base, name, classes, owned, how))]
+        owned, base_size = base.owned_tensors(net), Size(base.parameter_count, base.size.bytes)
+        description = self._description(run) | {"precision": method.precision}
+        fixed = fixed_costs(base, owned, description)
         kernels = {n: base.plan.parameters[n].kernel for n in free}
-        size = Size(base.parameter_count, base.size.bytes)
         starts = {
-            view: truncate(
+            view: low_rank_start(
                 {n: p.detach() for n, p in free.items()},
                 weights,
-                costs,
-                curvature,
+                sensitivity,
                 method,
                 {n: view if kernel else "full" for n, kernel in kernels.items()},
                 fixed,
-                size,
-                seeding.generator(*self._names(name), "truncate", view),
+                base_size,
+                seeding.generator(*run.seed_key, "truncate", view),
             )
-            for view in method.views(any(kernels.values()), val is not None)
+            for view in method.views(any(kernels.values()), data.val is not None)
         }
-        # Fine-tune: each start for a while, then the one that validation data prefer to the end.
-        runs = [tuning(base, method, view, start, owned, classes) for view, start in starts.items()]
-        epochs = recipe.epochs - method.warm_up
-        trainings = [
-            self._training(name, f"fine-tune: {run.view}", run.net, run.groups, task_data, epochs, checkpoints)
-            for run in runs
-        ]
-        best = 0 if val is None or len(runs) == 1 else preferred(trainings, method.trial, val, recipe, checkpoints)
-        trainings[best].run()
-        # Compress and commit.
-        start, foreseen = runs[best].start, owned.keys()
-        factors, owned = tuned(base, runs[best])
-        roles = {n: base.plan.role(n) for n in owned}
+        # Fine-tune what the task owns.
+        tuned = fine_tune(base, method, starts, owned, run)
+        # Check, compress and commit.
+        roles = {n: base.plan.role(n) for n in tuned.owned}
         delta = Delta.pack(
-            name, classes, base.fingerprint, factors, owned, roles, start.recovered, runs[best].view, **how
+            base=base.fingerprint,
+            factors=tuned.factors,
+            owned=tuned.owned,
+            roles=roles,
+            recovered=tuned.start.recovered,
+            view=tuned.view,
+            **description,
         )
-        if isinstance(method.allocate, Budget):
-            late = sorted(owned.keys() - foreseen - start.owned.keys())
-            method.allocate.check(Size(delta.parameters, delta.bytes), size, late)
-        self._commit(base, compress(method.compress, {**self._tasks, name: delta}, base.parameter_count), checkpoints)
-        self._scores[name] = start.scores
+        late = sorted(tuned.owned.keys() - owned.keys() - tuned.start.dense.keys())
+        method.allocate.check(Size(delta.parameters, delta.bytes), base_size, late)
+        tasks = self._compressed({**self._tasks, name: delta}, name, base.parameter_count)
+        self._commit(base, tasks, run.checkpoints)
+        self._scores[name] = tuned.start.scores
         return self._tasks[name]
 
     def predict(self, x: Tensor, task: str | Sequence[str | None] | None, batch: int = 512) -> Tensor:
@@ -333,15 +313,35 @@ class Learner:
             self._predictor = Predictor(self._ready, self._tasks)
         return self._predictor
 
-    def _names(self, name: str) -> tuple[object, ...]:
+    def _seed_key(self, name: str) -> tuple[object, ...]:
         """What every random draw of a task is a function of."""
         return self.seed, None if self._base is None else self._base.fingerprint, name
 
-    def _how(self, task_data: TaskData) -> dict[str, object]:
-        how = {"halrp": __version__, "method": describe(self.method), "recipe": describe(self.recipe)}
-        return (
-            how | {"seed": self.seed} | ({} if task_data.augment is None else {"augment": describe(task_data.augment)})
-        )
+    def _run(self, name: str, data: TaskData) -> TaskRun:
+        """What a task is learned with; its checkpoints are those of the same base, data, method and recipe."""
+        seed_key = self._seed_key(name)
+        run = TaskRun(name, data, self.recipe, seed_key, self.progress)
+        if self._store is None:
+            return run
+        val = None if data.val is None or self._base is None else data.val.identity()
+        settings = self._provenance(data)
+        parts = (*seed_key, self._body.fingerprint, data.classes, data.train.identity(), val, settings)
+        key = atomic.checksum(repr(parts).encode())
+        return replace(run, checkpoints=Checkpoints(self._store.work_folder(name), key, self._store.checkpoint_every))
+
+    def _provenance(self, data: TaskData) -> dict[str, Any]:
+        settings = {"halrp": __version__, "method": describe(self.method), "recipe": describe(self.recipe)}
+        return settings | {"seed": self.seed} | ({} if data.augment is None else {"augment": describe(data.augment)})
+
+    def _description(self, run: TaskRun) -> dict[str, Any]:
+        """All of a task that is not a tensor and does not depend on training."""
+        data = run.data
+        return {
+            "task": run.task,
+            "classes": data.classes,
+            "class_names": data.class_names,
+            "provenance": self._provenance(data),
+        }
 
     def _prepare(self, name: str, part: str, source: Source, classes: int | None) -> tuple[Data, int]:
         return prepare(
@@ -355,46 +355,23 @@ class Learner:
             drop_last=self.recipe.drop_last and part == "train",
         )
 
-    def _new_net(self, base: Base, name: str, task_data: TaskData) -> nn.Module:
-        net = base.trainable(task_data.classes, *self._names(name))
-        check_outputs(net, next(iter(task_data.train.batches(2, None)))[0], task_data.classes, self.head, name)
+    def _new_net(self, base: Base, run: TaskRun) -> nn.Module:
+        classes = run.data.classes
+        net = base.trainable(classes, *run.seed_key)
+        check_outputs(net, next(iter(run.data.train.batches(2, None)))[0], classes, self.head, run.task)
         return net
 
-    def _training(
-        self,
-        name: str,
-        stage: str,
-        net: nn.Module,
-        groups: list[Group],
-        task_data: TaskData,
-        epochs: int,
-        checkpoints: Checkpoints | None,
-    ) -> Training:
-        return Training(
-            net,
-            groups,
-            task_data.train,
-            self.recipe,
-            Stage(epochs, (*self._names(name), stage.partition(":")[0]), name, stage),
-            Hooks(augment=task_data.augment),
-            self.progress,
-            checkpoints,
-        )
-
-    def _checkpoints(self, name: str, task_data: TaskData) -> Checkpoints | None:
-        """Where this very task may have been interrupted: same names, data, method and recipe."""
-        if self._store is None:
-            return None
-        examples = task_data.train.identity(), None if task_data.val is None else task_data.val.identity()
-        parts = (*self._names(name), self._body.fingerprint, task_data.classes, *examples, self._how(task_data))
-        key = atomic.checksum(repr(parts).encode())
-        return Checkpoints(self._store.work_folder(name), key, self._store.checkpoint_every)
-
-    def _header(self, base: Base, name: str, classes: int, owned: Mapping[str, Tensor], how: Mapping[str, Any]) -> int:
-        """A bound on the bytes of a task's file that are not tensors: names, shapes and how it was learned."""
-        factors = {n: identity_factors(w) for n, w in base.adapted_weights().items()}
-        roles = {n: base.plan.role(n) for n in owned}
-        return Delta.pack(name, classes, base.fingerprint, factors, owned, roles, view="mean", **how).header_bound()
+    def _compressed(self, tasks: dict[str, Delta], newest: str, base_parameters: int) -> dict[str, Delta]:
+        """The tasks after the method's compression, which changes committed ones only if it declares that."""
+        rule = self.method.compress
+        after = dict(rule.compress(tasks, newest, base_parameters))
+        changed = [n for n in tasks if n != newest and after.get(n) is not tasks[n]]
+        if list(after) != list(tasks) or (changed and not rule.changes_committed):
+            raise SettingError(
+                f"Halrp(compress={rule!r}) must return every task in order, and change committed ones "
+                f"({', '.join(map(repr, changed)) or 'none did'}) only if its changes_committed is True"
+            )
+        return after
 
     def _commit(self, base: Base, tasks: dict[str, Delta], checkpoints: Checkpoints | None) -> None:
         """Make tasks immutable: in the store first, if there is one, then here, all at once."""
@@ -414,7 +391,3 @@ class Learner:
                 f"model has {self._base.fingerprint[:12]}…; pass the model it was made with, or another folder"
             )
         self._base, self._tasks, self._predictor = base, store.read_all(base), None
-
-
-def _fixed(owned: Mapping[str, Tensor]) -> list[FixedCost]:
-    return [FixedCost(n, t.numel(), t.numel() * t.element_size()) for n, t in owned.items()]

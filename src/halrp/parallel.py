@@ -1,9 +1,9 @@
-"""Learning several tasks at once: each in a worker of its own, all on the same base.
+"""Learning several tasks in parallel: each in its own worker, all on the same base.
 
-A task depends on the base and on its own data and on nothing else, so that later tasks can be learned anywhere, in any
-order, and come back as the bytes of their files. An engine is anything with `submit(function, *arguments)` that returns
-something with `result()`: an executor of `concurrent.futures`, a client of Dask, or one of your own. Its workers need
-this library and are sent the model, the base's weights and the task's data by the engine's own means.
+A task depends on the base and on its own data and on nothing else, so later tasks can be learned in any place and order,
+and are sent back as the bytes of their files. An engine is anything with `submit(function, *arguments)` that returns
+something with `result()`: an executor of `concurrent.futures`, a Dask client, or your own class. Its workers need this
+library; the engine sends them the model with the base's weights, and the task's data.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from halrp.errors import SettingError, TaskError
-from halrp.method.prune import Prune
 from halrp.model import views
 from halrp.model.delta import Delta
 from halrp.store import task_file
@@ -29,7 +28,7 @@ TaskArguments = Mapping[str, "Mapping[str, Any] | Sequence[Any]"]
 
 
 class Pending(Protocol):
-    """A result that will come."""
+    """A result that is being computed."""
 
     def result(self) -> Any:
         """Wait for it; raises what the work raised."""
@@ -42,32 +41,35 @@ class Engine(Protocol):
         """Start `function(*arguments)` and return at once."""
 
 
-def arguments_of(name: str, arguments: Any) -> dict[str, Any]:
-    """What `Learner.learn` is called with for a task, by name."""
-    if isinstance(arguments, Mapping):
-        return dict(arguments)
-    if isinstance(arguments, (tuple, list)) and 1 <= len(arguments) <= 2 and not isinstance(arguments[0], torch.Tensor):
-        return dict(zip(("train", "val"), arguments, strict=False))
+def arguments_of(name: str, given: Any) -> dict[str, Any]:
+    """The arguments of `Learner.learn` for a task, by name."""
+    if isinstance(given, Mapping):
+        return dict(given)
+    if isinstance(given, (tuple, list)) and 1 <= len(given) <= 2 and not isinstance(given[0], torch.Tensor):
+        return dict(zip(("train", "val"), given, strict=False))
     raise TaskError(
-        f"{name}: cannot read task data from {type(arguments).__name__}; give (train, val), such as ((x, y), None), or "
-        "a mapping of the arguments of learn, such as {'train': (x, y), 'classes': 3}"
+        f"{name}: cannot read task data from {type(given).__name__}; give (train, val), such as ((x, y), None), or a "
+        "mapping of the arguments of learn, such as {'train': (x, y), 'classes': 3}"
     )
 
 
-def learned_apart(learner: Learner, tasks: Mapping[str, dict[str, Any]], engine: Engine) -> Iterator[tuple[str, Delta]]:
+def learn_elsewhere(
+    learner: Learner, tasks: Mapping[str, dict[str, Any]], engine: Engine
+) -> Iterator[tuple[str, Delta]]:
     """Learn tasks on the learner's base in the engine's workers; yield each as it would be committed, in order."""
-    if isinstance(learner.method.compress, Prune):
+    if not learner.method.compress.independent:
         raise SettingError(
-            "learn_many(engine=...) with a method that prunes: what is pruned depends on the tasks before, so they "
-            "cannot be learned apart; use Halrp.budget(), or leave the engine out"
+            f"learn_many(engine=...) with {learner.method.compress!r}: what it removes depends on the tasks before, so "
+            "they cannot be learned in parallel; use Halrp.budget(), or leave the engine out"
         )
     base = learner._ready
-    how = {"method": learner.method, "recipe": learner.recipe, "seed": learner.seed, "head": base.plan.head}
+    settings = {"method": learner.method, "recipe": learner.recipe, "seed": learner.seed, "head": base.plan.head}
     model, threads = views.clone(base.module), torch.get_num_threads()
-    for parameter_name, parameter in model.named_parameters():  # so that a worker comes to the same plan
-        parameter.requires_grad_(base.plan.parameters[parameter_name].kind != "shared")
+    for name, parameter in model.named_parameters():  # so that a worker makes the same plan
+        parameter.requires_grad_(base.plan.parameters[name].kind != "shared")
     waiting = {
-        name: engine.submit(learn_here, model, how, threads, name, arguments) for name, arguments in tasks.items()
+        name: engine.submit(learn_in_worker, model, settings, threads, name, arguments)
+        for name, arguments in tasks.items()
     }
     try:
         for name in tasks:
@@ -78,14 +80,14 @@ def learned_apart(learner: Learner, tasks: Mapping[str, dict[str, Any]], engine:
             getattr(pending, "cancel", lambda: None)()
 
 
-def learn_here(
-    model: nn.Module, how: Mapping[str, Any], threads: int, name: str, arguments: Mapping[str, Any]
+def learn_in_worker(
+    model: nn.Module, settings: Mapping[str, Any], threads: int, name: str, arguments: Mapping[str, Any]
 ) -> bytes:
-    """Learn one task on a given base, and return the bytes of its file; this is what a worker runs."""
+    """Learn one task on a given base, and return the bytes of its file; a worker runs this."""
     from halrp.learner import Learner
 
-    with _threads(threads):  # sums of floats depend on how many threads share them
-        return Learner(model, base="given", **how).learn(name, **arguments).to_bytes()
+    with _threads(threads):  # sums of floats depend on the number of threads that share them
+        return Learner(model, base="given", **settings).learn(name, **arguments).to_bytes()
 
 
 @contextmanager

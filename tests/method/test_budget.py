@@ -11,7 +11,7 @@ from torch import nn
 
 from halrp import Budget, Delta, Halrp, Learner
 from halrp.errors import BudgetTooSmall, SettingError
-from halrp.method.budget import Allocation, FixedCost, LayerOptions
+from halrp.method.protocols import Allocation, FixedCost, LayerOptions
 from halrp.model.codec import PRECISIONS, Precision
 from halrp.model.size import Size
 from tests.helpers import FAST, net, tiny_task
@@ -22,15 +22,15 @@ ANY = Size(0, 0)
 """A base whose size does not matter."""
 
 
-def offer(
+def layer(
     scores: list[float],
     shape: tuple[int, int] = (6, 5),
     rest: float = 0.0,
-    may_own: bool = True,
+    may_be_dense: bool = True,
     weight: int | None = None,
     unit: int = 1,
 ) -> LayerOptions:
-    """An offer of a J × I weight whose spectrum has these scores; a number costs `unit`."""
+    """The options of a J × I weight whose spectrum has these scores; a number costs `unit`."""
     rows, columns = shape
     return LayerOptions(
         scores=torch.tensor(scores, dtype=torch.float64),
@@ -38,81 +38,81 @@ def offer(
         scales=unit * (rows + columns),
         weight=unit * (rows * columns if weight is None else weight),
         rest=torch.tensor(rest, dtype=torch.float64),
-        may_own=may_own,
+        may_be_dense=may_be_dense,
     )
 
 
-def cost(offers: Mapping[str, LayerOptions], allocation: Allocation) -> int:
+def cost(options: Mapping[str, LayerOptions], allocation: Allocation) -> int:
     """What an allocation costs, the fixed part aside."""
-    ranks = sum(offers[name].scales + rank * offers[name].component for name, rank in allocation.ranks.items())
-    return ranks + sum(offers[name].weight for name in allocation.owned)
+    ranks = sum(options[name].scales + rank * options[name].component for name, rank in allocation.ranks.items())
+    return ranks + sum(options[name].weight for name in allocation.dense)
 
 
-def bought(offers: Mapping[str, LayerOptions], allocation: Allocation) -> float:
-    """Predicted loss that an allocation buys."""
-    ranks = sum(float(offers[name].scores[:rank].sum()) for name, rank in allocation.ranks.items())
-    return ranks + sum(float(offers[name].scores.sum() + offers[name].rest) for name in allocation.owned)
+def recovered(options: Mapping[str, LayerOptions], allocation: Allocation) -> float:
+    """Predicted loss that an allocation recovers."""
+    ranks = sum(float(options[name].scores[:rank].sum()) for name, rank in allocation.ranks.items())
+    return ranks + sum(float(options[name].scores.sum() + options[name].rest) for name in allocation.dense)
 
 
-def best(offers: Mapping[str, LayerOptions], limit: int) -> float:
-    """The most that any combination of ranks and owned weights buys within a limit."""
+def best(options: Mapping[str, LayerOptions], limit: int) -> float:
+    """The most that any combination of ranks and dense weights recovers within a limit."""
     choices = []
-    for name, each in offers.items():
+    for name, each in options.items():
         ways = [Allocation({name: rank}) for rank in range(len(each.scores) + 1)]
-        choices.append([*ways, Allocation({}, frozenset([name]))] if each.may_own else ways)
+        choices.append([*ways, Allocation({}, frozenset([name]))] if each.may_be_dense else ways)
     value = -math.inf
     for combination in itertools.product(*choices):
         ranks = {name: rank for way in combination for name, rank in way.ranks.items()}
-        candidate = Allocation(ranks, frozenset().union(*(way.owned for way in combination)))
-        if cost(offers, candidate) <= limit:
-            value = max(value, bought(offers, candidate))
+        candidate = Allocation(ranks, frozenset().union(*(way.dense for way in combination)))
+        if cost(options, candidate) <= limit:
+            value = max(value, recovered(options, candidate))
     return value
 
 
-def random_offer(generator: torch.Generator, shape: tuple[int, int], may_own: bool) -> LayerOptions:
+def random_options(generator: torch.Generator, shape: tuple[int, int], may_be_dense: bool) -> LayerOptions:
     draws = torch.rand(min(shape), generator=generator, dtype=torch.float64).sort(descending=True).values
-    rest = float(torch.rand((), generator=generator)) if may_own else 0.0
-    return offer(draws.pow(3).tolist(), shape, rest=rest, may_own=may_own)
+    rest = float(torch.rand((), generator=generator)) if may_be_dense else 0.0
+    return layer(draws.pow(3).tolist(), shape, rest=rest, may_be_dense=may_be_dense)
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("may_own", [True, False])
-def test_one_weight_gets_the_best_of_all_ranks_and_of_owning_it(seed: int, may_own: bool) -> None:
+@pytest.mark.parametrize("may_be_dense", [True, False])
+def test_one_weight_gets_the_best_of_all_ranks_and_of_owning_it(seed: int, may_be_dense: bool) -> None:
     generator = torch.Generator().manual_seed(seed)
     shape = ((8, 7), (12, 5), (5, 12), (9, 9), (20, 3))[seed]
-    offers = {"w": random_offer(generator, shape, may_own)}
-    for limit in range(offers["w"].scales, shape[0] * shape[1] + min(shape) * sum(shape)):
-        allocation = Budget(parameters=limit).allocate(offers, [], ANY)
-        assert cost(offers, allocation) <= limit
-        assert bought(offers, allocation) == pytest.approx(best(offers, limit), rel=1e-12)
+    options = {"w": random_options(generator, shape, may_be_dense)}
+    for limit in range(options["w"].scales, shape[0] * shape[1] + min(shape) * sum(shape)):
+        allocation = Budget(parameters=limit).allocate(options, [], ANY)
+        assert cost(options, allocation) <= limit
+        assert recovered(options, allocation) == pytest.approx(best(options, limit), rel=1e-12)
 
 
 def test_a_weight_is_owned_exactly_from_the_budget_on_that_pays_for_it() -> None:
-    offers = {"w": offer([4.0, 3.0, 2.0, 1.0], (8, 6))}  # 14 for scales, 14 per component, 48 in all
+    options = {"w": layer([4.0, 3.0, 2.0, 1.0], (8, 6))}  # 14 for scales, 14 per component, 48 in all
     ranks: list[int | str] = []
     for limit in (14, 27, 28, 41, 42, 47, 48, 1000):
-        allocation = Budget(parameters=limit).allocate(offers, [], ANY)
-        ranks.append("owned" if "w" in allocation.owned else allocation.ranks["w"])
+        allocation = Budget(parameters=limit).allocate(options, [], ANY)
+        ranks.append("owned" if "w" in allocation.dense else allocation.ranks["w"])
     assert ranks == [0, 0, 1, 1, 2, 2, "owned", "owned"]
 
 
 def test_a_poor_component_is_bought_for_the_sake_of_owning_what_no_component_buys() -> None:
     # Owning costs two components' worth more than the scales; nearly all the loss lies in what the view leaves out.
-    offers = {"conv": offer([0.2, 0.1], (8, 6), rest=10.0, weight=42), "linear": offer([1.0, 0.9], (8, 6), weight=500)}
-    tight = Budget(parameters=28 + 27).allocate(offers, [], ANY)
+    options = {"conv": layer([0.2, 0.1], (8, 6), rest=10.0, weight=42), "linear": layer([1.0, 0.9], (8, 6), weight=500)}
+    tight = Budget(parameters=28 + 27).allocate(options, [], ANY)
     assert tight == Allocation({"conv": 0, "linear": 1})
-    enough = Budget(parameters=28 + 28).allocate(offers, [], ANY)
+    enough = Budget(parameters=28 + 28).allocate(options, [], ANY)
     assert enough == Allocation({"linear": 0}, frozenset(["conv"]))
 
 
 def test_owning_is_not_bought_when_other_weights_offer_more_per_number() -> None:
-    offers = {"conv": offer([0.2, 0.1], (8, 6), rest=0.5, weight=42), "linear": offer([1.0, 0.9], (8, 6), weight=500)}
-    assert Budget(parameters=28 + 28).allocate(offers, [], ANY) == Allocation({"conv": 0, "linear": 2})
+    options = {"conv": layer([0.2, 0.1], (8, 6), rest=0.5, weight=42), "linear": layer([1.0, 0.9], (8, 6), weight=500)}
+    assert Budget(parameters=28 + 28).allocate(options, [], ANY) == Allocation({"conv": 0, "linear": 2})
 
 
 def test_a_weight_of_a_view_that_cannot_express_it_is_never_owned() -> None:
-    offers = {"conv": offer([4.0, 3.0, 2.0], (8, 3), rest=100.0, may_own=False, weight=8 * 3 * 9)}
-    assert Budget(parameters=10**6).allocate(offers, [], ANY) == Allocation({"conv": 3})
+    options = {"conv": layer([4.0, 3.0, 2.0], (8, 3), rest=100.0, may_be_dense=False, weight=8 * 3 * 9)}
+    assert Budget(parameters=10**6).allocate(options, [], ANY) == Allocation({"conv": 3})
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -121,11 +121,11 @@ def test_two_weights_with_steps_of_one_cost_get_the_optimum(seed: int) -> None:
     drawn = [torch.rand(4, generator=generator, dtype=torch.float64).sort(descending=True).values for _ in range(2)]
     # 10 for scales, 10 per component, 50 in all: ranks 0 to 3, then owned, each one costs 10 more. The last step buys
     # the fourth component; with scores that descend every greedy choice is right.
-    offers = {str(n): offer(scores.tolist(), (5, 5), weight=50) for n, scores in enumerate(drawn)}
+    options = {str(n): layer(scores.tolist(), (5, 5), weight=50) for n, scores in enumerate(drawn)}
     for limit in range(20, 120, 5):
-        allocation = Budget(parameters=limit).allocate(offers, [], ANY)
-        assert cost(offers, allocation) <= limit
-        assert bought(offers, allocation) == pytest.approx(best(offers, limit), rel=1e-12)
+        allocation = Budget(parameters=limit).allocate(options, [], ANY)
+        assert cost(options, allocation) <= limit
+        assert recovered(options, allocation) == pytest.approx(best(options, limit), rel=1e-12)
 
 
 def test_several_weights_stay_within_the_bound_near_the_optimum_and_leave_no_affordable_step() -> None:
@@ -133,21 +133,22 @@ def test_several_weights_stay_within_the_bound_near_the_optimum_and_leave_no_aff
     worst = 1.0
     for _ in range(40):
         shapes = torch.randint(3, 7, (3, 2), generator=generator).tolist()
-        offers = {
-            str(n): random_offer(generator, (rows, columns), may_own=n < 2) for n, (rows, columns) in enumerate(shapes)
+        options = {
+            str(n): random_options(generator, (rows, columns), may_be_dense=n < 2)
+            for n, (rows, columns) in enumerate(shapes)
         }
-        least = sum(each.scales for each in offers.values())
+        least = sum(each.scales for each in options.values())
         limit = least + int(torch.randint(0, 60, (), generator=generator))
-        allocation = Budget(parameters=limit).allocate(offers, [], ANY)
-        spent = cost(offers, allocation)
+        allocation = Budget(parameters=limit).allocate(options, [], ANY)
+        spent = cost(options, allocation)
         assert spent <= limit
-        optimum = best(offers, limit)
-        worst = min(worst, bought(offers, allocation) / optimum if optimum > 0 else 1.0)
+        optimum = best(options, limit)
+        worst = min(worst, recovered(options, allocation) / optimum if optimum > 0 else 1.0)
         for name, rank in allocation.ranks.items():
-            each = offers[name]
+            each = options[name]
             held = each.scales + rank * each.component
             if rank < len(each.scores):
-                next_step = min(each.component, each.weight - held) if each.may_own else each.component
+                next_step = min(each.component, each.weight - held) if each.may_be_dense else each.component
                 assert spent + next_step > limit
     # A knapsack by score per cost has no better guarantee than "short by less than one segment"; with three weights
     # of a few components that is the order of a third.
@@ -169,8 +170,8 @@ def test_several_weights_stay_within_the_bound_near_the_optimum_and_leave_no_aff
 )
 def test_the_bound_covers_fixed_part_scales_and_components_in_its_own_unit(budget: Budget, expected: int) -> None:
     # 11 numbers for scales, 11 per component; a number has 4 bytes.
-    offers = {"w": offer([5.0, 4.0, 3.0, 2.0, 1.0], weight=1000, unit=4 if budget.in_bytes else 1)}
-    assert budget.allocate(offers, [BIAS, COUNTER], Size(100, 6800)).ranks == {"w": expected}
+    options = {"w": layer([5.0, 4.0, 3.0, 2.0, 1.0], weight=1000, unit=4 if budget.in_bytes else 1)}
+    assert budget.allocate(options, [BIAS, COUNTER], Size(100, 6800)).ranks == {"w": expected}
 
 
 def test_without_a_bound_two_hundredths_of_the_bases_bytes_hold() -> None:
@@ -186,21 +187,21 @@ def test_growth_is_a_share_of_the_bases_numbers() -> None:
 
 
 def test_weights_of_different_types_pay_their_own_bytes() -> None:
-    offers = {
-        "half": offer([3.0, 2.0, 1.0], unit=2, may_own=False),
-        "double": offer([30.0, 20.0, 10.0], unit=8, may_own=False),
+    options = {
+        "half": layer([3.0, 2.0, 1.0], unit=2, may_be_dense=False),
+        "double": layer([30.0, 20.0, 10.0], unit=8, may_be_dense=False),
     }
     for limit in range(110, 450, 7):
-        allocation = Budget(bytes=limit).allocate(offers, [], ANY)
+        allocation = Budget(bytes=limit).allocate(options, [], ANY)
         spent = sum((1 + allocation.ranks[name]) * 11 * unit for name, unit in (("half", 2), ("double", 8)))
         assert spent <= limit
-    assert Budget(bytes=4 * 11 * 10).allocate(offers, [], ANY).ranks == {"half": 3, "double": 3}
+    assert Budget(bytes=4 * 11 * 10).allocate(options, [], ANY).ranks == {"half": 3, "double": 3}
 
 
 def test_one_byte_numbers_are_still_bounded_in_bytes() -> None:
-    offers = {"w": offer([3.0, 2.0, 1.0], unit=1, may_own=False)}
-    assert Budget(bytes=40 + 11 * 2).allocate(offers, [BIAS], ANY).ranks == {"w": 1}
-    assert Budget(parameters=10 + 11 * 2).allocate(offers, [BIAS], ANY).ranks == {"w": 1}
+    options = {"w": layer([3.0, 2.0, 1.0], unit=1, may_be_dense=False)}
+    assert Budget(bytes=40 + 11 * 2).allocate(options, [BIAS], ANY).ranks == {"w": 1}
+    assert Budget(parameters=10 + 11 * 2).allocate(options, [BIAS], ANY).ranks == {"w": 1}
 
 
 @pytest.mark.parametrize(
@@ -211,27 +212,27 @@ def test_a_budget_below_the_fixed_part_names_the_minimum_which_then_works(
     settings: str, minimum: int, what: str
 ) -> None:
     unit = 4 if settings == "bytes" else 1
-    offers = {"first": offer([1.0, 0.5], unit=unit), "second": offer([2.0, 0.1], unit=unit)}
+    options = {"first": layer([1.0, 0.5], unit=unit), "second": layer([2.0, 0.1], unit=unit)}
     fixed = [BIAS, COUNTER]
     bounds: dict[str, Any] = {settings: minimum - 1}
     with pytest.raises(BudgetTooSmall) as refusal:
-        Budget(**bounds).allocate(offers, fixed, ANY)
+        Budget(**bounds).allocate(options, fixed, ANY)
     message = str(refusal.value)
     assert f"{minimum - 1} {what}" in message
     assert f"at least {minimum}" in message
     assert "scales of second" in message
     assert "bias" in message or what == "parameters"
-    allocation = Budget(**{settings: minimum}).allocate(offers, fixed, ANY)
+    allocation = Budget(**{settings: minimum}).allocate(options, fixed, ANY)
     assert allocation == Allocation({"first": 0, "second": 0})
 
 
 def test_a_growth_below_the_fixed_part_names_a_growth_that_works() -> None:
-    offers = {"first": offer([1.0, 0.5])}
+    options = {"first": layer([1.0, 0.5])}
     with pytest.raises(BudgetTooSmall) as refusal:
-        Budget(growth=0.001).allocate(offers, [BIAS], Size(7_777, 0))
+        Budget(growth=0.001).allocate(options, [BIAS], Size(7_777, 0))
     growth = float(str(refusal.value).split("(growth ")[1].split(")")[0])
     assert growth < 2 * 21 / 7_777
-    assert Budget(growth=growth).allocate(offers, [BIAS], Size(7_777, 0)) == Allocation({"first": 0})
+    assert Budget(growth=growth).allocate(options, [BIAS], Size(7_777, 0)) == Allocation({"first": 0})
 
 
 @pytest.mark.parametrize(

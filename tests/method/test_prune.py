@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from halrp import Delta, Flat, Halrp, Learner
 from halrp.errors import SettingError, UnknownTaskError
 from halrp.method.prune import Factors, Keep, Prune, percentile, prune, rate
+from tests.helpers import FAST, net, tiny_task
 
 Task = dict[str, tuple[Tensor, Tensor]]
 
@@ -212,16 +214,39 @@ def test_growth_of_lenet_is_the_published_one(base: int, fixed: int, later: int,
     assert round(later * (fixed + prunable * (1 - zeros)) / base, 3) == growth
 
 
+def learned(*names: str) -> dict[str, Delta]:
+    """A base's own task and deltas on it."""
+    learner = Learner(net("mlp"), method=Halrp(allocate=Flat(2)), recipe=FAST)
+    for seed, name in enumerate(("base", *names)):
+        learner.learn(name, tiny_task("mlp", seed))
+    return dict(learner.tasks)
+
+
 def test_keep_returns_every_task_as_it_is() -> None:
-    stream = tasks("a", "b")
-    kept = Keep()(stream, 5.0, "b")
-    assert all(kept[name] is stream[name] for name in stream)
+    stream = learned("a", "b")
+    result = Keep().compress(stream, "b", 1)
+    assert list(result) == list(stream)
+    assert all(result[name] is stream[name] for name in stream)
 
 
-def test_a_rule_is_callable() -> None:
-    stream, rule = tasks("a"), Prune()
-    called, direct = rule(stream, 0.4, "a"), prune(stream, rule, 0.4, "a")
-    assert torch.equal(called["a"]["fc"][0], direct["a"]["fc"][0])
+@pytest.mark.parametrize("committed", [True, False])
+def test_tasks_are_compressed_by_the_growth_that_all_of_them_added(committed: bool) -> None:
+    stream, rule = learned("a", "b"), Prune(kind="relative", growth=0.5, committed=committed)
+    added = sum(delta.paper_count(dense=True) for delta in stream.values() if not delta.is_base)
+    result = rule.compress(stream, "b", added)  # a growth of 1: half of the entries have to go
+    factors = {n: {w: (f.p, f.q) for w, f in d.factors.items()} for n, d in stream.items() if not d.is_base}
+    expected = prune(factors, rule, 1.0, "b")
+    for name in factors:
+        for weight, pair in expected[name].items():
+            got = result[name].factors[weight]
+            assert torch.equal(got.p, pair[0])
+            assert torch.equal(got.q, pair[1])
+    assert result["base"] is stream["base"]
+    assert (result["a"] is stream["a"]) is not committed
+    assert result["b"] is not stream["b"]
+    assert rule.compress(stream, "b", 10 * added)["b"] is stream["b"]
+    assert rule.changes_committed is committed
+    assert not rule.independent
 
 
 def test_bad_settings_are_named() -> None:

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from halrp import Budget, Exact, Flat, GradientNorm, Halrp, Legacy, LossRate, Plain, Whitened
 from halrp.method import allocate, decompose
-from halrp.method.budget import FixedCost
-from halrp.method.importance import Curvature
+from halrp.method.importance import Curvature, Sensitivity
+from halrp.method.protocols import FixedCost
 from halrp.method.scales import scaled
-from halrp.method.start import Start, truncate
+from halrp.method.start import Start, low_rank_start
 from halrp.model.codec import PRECISIONS, Precision, encode
 from halrp.model.size import Size
 
@@ -61,13 +61,20 @@ def start(
 ) -> Start:
     free, base = weights(seed)
     draws = torch.Generator().manual_seed(7)
-    return truncate(
-        free, base, importance(scale), curvature or {}, method, dict.fromkeys(free, view), fixed, base_size, draws
+    return low_rank_start(
+        free,
+        base,
+        Sensitivity(importance(scale), curvature or {}),
+        method,
+        dict.fromkeys(free, view),
+        fixed,
+        base_size,
+        draws,
     )
 
 
 def rebuilt(found: Start, name: str) -> Tensor:
-    return found.owned[name] if name in found.owned else found.factors[name].merged(weights()[1][name])
+    return found.dense[name] if name in found.dense else found.factors[name].merged(weights()[1][name])
 
 
 @pytest.mark.parametrize("view", ["mean", "full"])
@@ -183,10 +190,10 @@ def test_explained_shares_lie_between_zero_and_one(
     view: str, decomposition: Plain | Whitened, rule: LossRate | Flat | Budget
 ) -> None:
     found = start(Halrp(allocate=rule, decompose=decomposition), view, curvature=moments(view))
-    assert set(found.recovered) == set(SHAPES) == set(found.factors) | set(found.owned)
+    assert set(found.recovered) == set(SHAPES) == set(found.factors) | set(found.dense)
     for name, bought in found.recovered.items():
         assert 0 <= bought.share <= 1
-        if name in found.owned:
+        if name in found.dense:
             assert bought.share == 1
         elif found.factors[name].rank == 0:
             assert bought.share == 0
@@ -201,12 +208,12 @@ def test_ranks_do_not_depend_on_the_scale_of_the_gradients(rule: LossRate | Budg
 
 def test_a_weight_is_owned_outright_only_where_its_view_can_express_it() -> None:
     plenty = Halrp(allocate=Budget(parameters=10**6))
-    assert set(start(plenty, "full").owned) == set(SHAPES)
+    assert set(start(plenty, "full").dense) == set(SHAPES)
     found = start(plenty, "mean")
     # A kernel of one position is its own mean; the others keep to the form of the view, at full rank.
-    assert set(found.owned) == {"linear", "point"}
+    assert set(found.dense) == {"linear", "point"}
     assert {n: f.rank for n, f in found.factors.items()} == {"conv": 5, "line": 4}
-    for name, weight in found.owned.items():
+    for name, weight in found.dense.items():
         assert torch.equal(weight, weights()[0][name])
         assert weight.data_ptr() != weights()[0][name].data_ptr()
 
@@ -220,7 +227,7 @@ def test_a_start_stays_within_every_budget(view: str) -> None:
         found = start(Halrp(allocate=Budget(parameters=limit)), view, fixed=fixed)
         inside_bytes = start(Halrp(allocate=Budget(bytes=8 * limit)), view, fixed=fixed)
         stored = 20 + sum(t.numel() for f in found.factors.values() for t in f.tensors())
-        stored += sum(t.numel() for t in found.owned.values())
+        stored += sum(t.numel() for t in found.dense.values())
         assert stored <= limit
         sizes.append(stored)
         # In float64 a number is eight bytes, so both bounds are one.
@@ -258,7 +265,7 @@ def test_components_are_paid_in_the_precision_in_which_they_are_kept(view: str, 
         stored = sum(f.r.element_size() * (f.r.numel() + f.s.numel()) for f in found.factors.values())
         for f in found.factors.values():
             stored += sum(encode(rows.contiguous(), precision).bytes for rows in (f.p.mT, f.q))
-        stored += sum(encode(w.flatten(1), precision).bytes for w in found.owned.values())
+        stored += sum(encode(w.flatten(1), precision).bytes for w in found.dense.values())
         assert stored <= limit
 
 
@@ -299,8 +306,15 @@ def test_equal_draws_give_equal_random_starts() -> None:
 def test_weights_that_did_not_move_need_no_component() -> None:
     _, base = weights()
     draws = torch.Generator()
-    found = truncate(
-        base, base, importance(), {}, Halrp(allocate=LossRate(0.9)), dict.fromkeys(base, "mean"), (), Size(1, 1), draws
+    found = low_rank_start(
+        base,
+        base,
+        Sensitivity(importance(), {}),
+        Halrp(allocate=LossRate(0.9)),
+        dict.fromkeys(base, "mean"),
+        (),
+        Size(1, 1),
+        draws,
     )
     for name, factors in found.factors.items():
         # The fitted scales are 1 up to rounding, so the residual is rounding too.
@@ -313,21 +327,20 @@ def test_layers_without_importance_get_no_rank() -> None:
     nothing = {n: torch.zeros((), dtype=torch.float64) for n in SHAPES}
     for rule in (LossRate(0.9), Budget(parameters=500)):
         method: Any = Halrp(allocate=rule)
-        found = truncate(
-            free, base, nothing, {}, method, dict.fromkeys(free, "full"), (), Size(1, 1), torch.Generator()
+        found = low_rank_start(
+            free, base, Sensitivity(nothing, {}), method, dict.fromkeys(free, "full"), (), Size(1, 1), torch.Generator()
         )
         assert {f.rank for f in found.factors.values()} == {0}
-        assert not found.owned
+        assert not found.dense
 
 
 def test_no_gradient_and_no_input_is_touched() -> None:
     free, base = weights()
     tracked = {n: w.clone().requires_grad_() for n, w in free.items()}
-    found = truncate(
+    found = low_rank_start(
         tracked,
         base,
-        importance(),
-        {},
+        Sensitivity(importance(), {}),
         Halrp(allocate=Flat(1)),
         dict.fromkeys(base, "mean"),
         (),

@@ -1,19 +1,22 @@
 """From scores to a rank per layer.
 
-`scores[l][i]` is the loss that component i of layer l is predicted to buy: importance of the layer times the squared
+`scores[l][i]` is the predicted loss that component i of layer l recovers: importance of the layer times the squared
 singular value. A rank keeps the leading components of a layer, so every rule here selects a prefix in each layer.
 
-`by_loss_rate` is the paper's Eq. 11: the fewest components, over all layers together, that buy a share α of the
-whole. `by_budget` turns the question round: the most that a fixed budget buys. `flat` ignores the scores.
+`by_loss_rate` is the paper's Eq. 11: the fewest components, over all layers together, that recover a share α
+of the loss. `by_budget` maximises what a fixed budget recovers. `flat` ignores the scores.
 
 Ranks are Python integers and decide the shapes of what follows, so the pooled scores are brought to the host once,
 in float64; nothing here is worth a device.
 """
 
+from __future__ import annotations
+
 import heapq
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,6 +24,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from halrp.errors import SettingError
+from halrp.method.protocols import Allocation, Allocator, FixedCost, LayerOptions
+
+if TYPE_CHECKING:
+    from halrp.model.size import Size
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -31,23 +38,23 @@ def by_loss_rate(scores: Mapping[str, Tensor], rate: float, strict: bool = False
 
     All components are pooled and sorted by score, descending; the shortest prefix with share ≥ rate is kept, or with
     share > rate if `strict`, as in the authors' released code. Where scores do not descend inside a layer, a component
-    ranks no higher than those before it. Ties go to the layer named first, then to the lower component. Scores of
-    zero are never bought for their own sake, not even by rate 1; if all are zero, every rank is 0.
+    ranks no higher than those before it. Ties go to the layer named first, then to the lower component. Components
+    with a score of zero are never chosen, not even by rate 1; if all are zero, every rank is 0.
     """
     _check_rate(rate)
     layers = _on_host(scores)
     if not any(layer.any() for layer in layers.values()):
         return dict.fromkeys(layers, 0)
     pooled = np.concatenate(list(layers.values()))
-    standing = np.concatenate([np.minimum.accumulate(layer) for layer in layers.values()])
-    order = np.argsort(-standing, kind="stable")
+    ceilings = np.concatenate([np.minimum.accumulate(layer) for layer in layers.values()])
+    order = np.argsort(-ceilings, kind="stable")
     descending = pooled[order]
     useful = int(np.flatnonzero(descending)[-1]) + 1
     if rate == 1:
         count = useful  # the cumulative share may round to 1 before the smallest scores
     else:
-        bought = np.cumsum(descending)
-        share = bought / bought[-1]
+        recovered = np.cumsum(descending)
+        share = recovered / recovered[-1]
         count = min(int(np.searchsorted(share, rate, side="right" if strict else "left")) + 1, useful)
     owner = np.repeat(np.arange(len(layers)), [len(layer) for layer in layers.values()])
     ranks = np.bincount(owner[order[:count]], minlength=len(layers))
@@ -55,15 +62,15 @@ def by_loss_rate(scores: Mapping[str, Tensor], rate: float, strict: bool = False
 
 
 def by_budget(scores: Mapping[str, Tensor], cost: Mapping[str, int | Tensor], budget: int) -> dict[str, int]:
-    """Choose the ranks that buy the most score for a total cost of at most `budget`.
+    """Choose the ranks with the highest total score for a total cost of at most `budget`.
 
     `cost[l]` is the cost of one component of layer l, or a 1-D integer tensor with the cost of each successive one.
 
     Each layer is a curve of cumulative score over cumulative cost. Its upper concave envelope joins components into
-    segments whose score per cost never rises, so a poor step before a very good one (the last, which makes a layer
-    owned outright) is judged together with it. Segments are taken by score per cost, ties to the layer named first.
-    When a segment does not fit, that layer's curve is cut to what the rest of the budget allows and its envelope
-    drawn anew, until nothing fits. The result is short of the optimum by less than one segment, which is one component
+    segments whose score per cost never rises, so a poor step before a very good one (the last, which stores a layer
+    densely) is weighed together with it. Segments are taken by score per cost, ties to the layer named first. When a
+    segment does not fit, that layer's curve is cut to what the rest of the budget allows and its envelope is computed
+    again, until nothing fits. The result is short of the optimum by less than one segment, which is one component
     where score per cost descends, and it is the optimum where moreover all costs are equal to 1.
     """
     if budget < 0:
@@ -93,12 +100,24 @@ def random_components(count: int, rank: int, generator: torch.Generator) -> Tens
     return shuffled[:rank].sort().values
 
 
+class RankRule(Allocator):
+    """An allocation by scores alone, without a budget: a subclass returns the rank of every layer when called."""
+
+    def __call__(self, scores: Mapping[str, Tensor]) -> dict[str, int]:
+        """Return the rank of every layer, for the scores of its components."""
+        raise NotImplementedError
+
+    def allocate(self, options: Mapping[str, LayerOptions], fixed: Sequence[FixedCost], base: Size, /) -> Allocation:
+        """Give every weight its rank; none is stored densely."""
+        return Allocation(self({name: layer.scores for name, layer in options.items()}))
+
+
 @dataclass(frozen=True)
-class LossRate:
+class LossRate(RankRule):
     """Choose ranks by the paper's loss-approximation rate, `by_loss_rate`, within bounds."""
 
     rate: float = 0.9
-    """Share α of the predicted loss that the kept components must buy."""
+    """Share α of the predicted loss that the chosen components must recover."""
     strict: bool = False
     """Whether the share must exceed the rate, as in the released code, or reach it, as in the paper."""
     floor: int = 0
@@ -124,7 +143,7 @@ class LossRate:
 
 
 @dataclass(frozen=True)
-class Flat:
+class Flat(RankRule):
     """Choose the same rank for every layer, `flat`."""
 
     rank: int = 100
@@ -147,7 +166,7 @@ class _Segments:
     scores: Floats
     costs: Integers
 
-    def after(self, count: int) -> "_Segments":
+    def after(self, count: int) -> _Segments:
         """Return what remains when the first `count` segments are taken."""
         return _Segments(self.lengths[count:], self.scores[count:], self.costs[count:])
 

@@ -19,6 +19,7 @@ Signs of a singular pair are arbitrary; here the entry of each left vector that 
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -157,11 +158,17 @@ def random_factors(matrix: Tensor, rank: int, generator: torch.Generator) -> tup
 class Plain:
     """Choose the paper's decomposition, `plain`."""
 
+    needs_curvature: ClassVar[bool] = False
+
     def __call__(
         self, matrix: Tensor, curvature: tuple[Tensor, Tensor] | None = None, rank: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return (u, sigma, v); the curvature is not used."""
         return plain(matrix, rank)
+
+    def dropped_loss(self, matrix: Tensor, curvature: tuple[Tensor, Tensor]) -> Tensor:
+        """‖matrix‖_F², the sum of its squared singular values."""
+        return matrix.square().sum()
 
 
 @dataclass(frozen=True)
@@ -170,6 +177,7 @@ class Whitened:
 
     damping: float = 1e-2
     """Multiple of the mean diagonal that is added to each moment's diagonal."""
+    needs_curvature: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.damping) and self.damping >= 0):
@@ -182,6 +190,11 @@ class Whitened:
         if curvature is None:
             return plain(matrix, rank)
         return whitened(matrix, *curvature, self.damping, rank)
+
+    def dropped_loss(self, matrix: Tensor, curvature: tuple[Tensor, Tensor]) -> Tensor:
+        """tr(G B A Bᵀ), with the moments damped as for the spectrum."""
+        A, G = (damped(moment, self.damping) for moment in curvature)
+        return ((G @ matrix @ A) * matrix).sum()
 
 
 def _randomized(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:

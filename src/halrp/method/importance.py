@@ -7,7 +7,7 @@ Hessian is replaced by the empirical Fisher, the second moment of the gradient, 
 - `MeanSquare` keeps one number per layer, the mean diagonal entry of the Fisher, as the released code does;
 - `GradientNorm` keeps ‖g‖² of the whole gradient, as the paper's equations do.
 
-All run the network in evaluation mode on true labels, at the weights that warm-up found.
+All run the network in evaluation mode on true labels, at the weights that warm-up reached.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from halrp.errors import SettingError
+from halrp.method.protocols import Importance
+from halrp.model.base import evaluating
 from halrp.model.layers.registry import family_for, moments_rule
+from halrp.objectives import classification
 from halrp.training.batches import Data
 
 
@@ -71,11 +74,35 @@ class Curvature(NamedTuple):
     """(J, J): mean over positions and examples of g gᵀ; g is the gradient of an example's loss at the output."""
 
     def for_view(self, view: str, columns: int) -> Curvature:
-        """The factors for a residual of so many columns: kernel-mean errors meet the sum over the window."""
+        """The factors for a residual with that number of columns: kernel-mean errors meet the sum over the window."""
         if view == "full" or self.A.shape[0] == columns:
             return self
         kernel = self.A.shape[0] // columns
         return Curvature(self.A.reshape(columns, kernel, columns, kernel).sum(dim=(1, 3)), self.G)
+
+
+class Sensitivity(NamedTuple):
+    """What errors in the weights of a network cost its loss."""
+
+    importance: Mapping[str, Tensor]
+    """For each weight, the cost of a unit of squared error, (,)."""
+    curvature: Mapping[str, Curvature]
+    """Kronecker factors of the layers that have them; empty if the decomposition does not need them."""
+
+
+def measure(
+    rule: Importance, needs_curvature: bool, net: nn.Module, weights: Mapping[str, Tensor], data: Data, batch: int
+) -> Sensitivity:
+    """Measure importance and, if it is needed, curvature at the present weights of a network that is being trained."""
+    with evaluating(net):
+        importance = rule(net, weights, data, batch)
+        factors = curvature(net, weights, data, batch) if needs_curvature else {}
+    wrong = [name for name in weights if name not in importance or importance[name].dim() != 0]
+    if wrong:
+        raise SettingError(
+            f"{rule!r} gives no importance of {', '.join(wrong[:3])}; it must return a scalar tensor for each weight"
+        )
+    return Sensitivity(importance, factors)
 
 
 def curvature(module: nn.Module, weights: Mapping[str, Tensor], data: Data, batch: int) -> dict[str, Curvature]:
@@ -85,7 +112,11 @@ def curvature(module: nn.Module, weights: Mapping[str, Tensor], data: Data, batc
     that is called several times, and layers that share a weight, sum over their calls, as if each call were a position.
     """
     layers = {
-        name: [layer for layer in module.modules() if any(own is weight for own in layer.parameters(recurse=False))]
+        name: [
+            layer
+            for layer in module.modules()
+            if any(parameter is weight for parameter in layer.parameters(recurse=False))
+        ]
         for name, weight in weights.items()
     }
     moments: dict[str, _Moments] = {}
@@ -131,13 +162,13 @@ class _Moments:
 
 
 def _gradients(module: nn.Module, weights: Mapping[str, Tensor], data: Data, batch: int) -> Any:
-    """Yield the gradients of each batch's mean cross-entropy and the batch's size."""
+    """Yield the gradients of each batch's mean loss and the batch's size."""
     names = list(weights)
     for x, y in data.batches(batch, None):
         with _differentiable(module):
-            loss = F.cross_entropy(module(x), y)
-            found = torch.autograd.grad(loss, [weights[name] for name in names], allow_unused=True)
-        yield {n: g for n, g in zip(names, found, strict=True) if g is not None}, y.shape[0]
+            loss = classification.loss(module(x), y)
+            gradients = torch.autograd.grad(loss, [weights[name] for name in names], allow_unused=True)
+        yield {n: g for n, g in zip(names, gradients, strict=True) if g is not None}, y.shape[0]
 
 
 def _differentiable(module: nn.Module) -> AbstractContextManager[None]:

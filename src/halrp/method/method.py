@@ -1,8 +1,8 @@
 """HALRP as a composition of five choices.
 
-Each field of `Halrp` is one step of Algorithm 1, and each is a small value of its own module. A new idea is a new
-value for one field; the ablations of the paper are loops over fields. The presets are the paper's equations, the
-authors' released code, and ours.
+Each field of `Halrp` is one step of Algorithm 1, and each is a small value from a module of its own. A new idea is a
+new value for one field, from this package or from yours (`protocols`); the paper's ablations are loops over fields.
+The presets are the paper's equations, the authors' released code, and ours.
 """
 
 from __future__ import annotations
@@ -12,10 +12,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from halrp.errors import SettingError
-from halrp.method.allocate import Flat, LossRate
+from halrp.method.allocate import LossRate
 from halrp.method.budget import Budget
-from halrp.method.decompose import Plain, Whitened
+from halrp.method.decompose import Plain
 from halrp.method.importance import GradientNorm, MeanSquare
+from halrp.method.protocols import (
+    CHOICES,
+    Allocator,
+    Compression,
+    Decomposition,
+    Importance,
+    Scales,
+    check_choice,
+)
 from halrp.method.prune import Keep, Prune
 from halrp.method.scales import Exact, Legacy
 from halrp.model.codec import PRECISIONS, Precision
@@ -25,28 +34,28 @@ from halrp.model.codec import PRECISIONS, Precision
 class Halrp:
     """How a task becomes a delta. Compose one, or start from `paper`, `official` or `budget`."""
 
-    allocate: LossRate | Flat | Budget
+    allocate: Allocator
     """Spectra and importance → ranks."""
     view: Literal["mean", "full", "validation"] = "mean"
-    """How a convolution's residual becomes a matrix: averaged over the kernel, with its kernel, or as validation data
-    say: both are fine-tuned for `trial` of the epochs and the one with the lower validation loss goes on. Without
-    validation data that is "mean", the more careful one."""
+    """How a convolution's residual becomes a matrix: averaged over the kernel, with its whole kernel, or chosen by
+    validation: both are fine-tuned for `trial` of the epochs and the one with the lower validation loss is continued.
+    Without validation data that is "mean", the more cautious one."""
     trial: float = 0.25
     """Share of the fine-tuning epochs after which views are compared."""
-    scales: Exact | Legacy = Exact()
+    scales: Scales = Exact()
     """r and s."""
-    decompose: Plain | Whitened = Plain()
+    decompose: Decomposition = Plain()
     """Residual → components: in the Frobenius norm, or in the metric of the layer's curvature."""
-    importance: GradientNorm | MeanSquare = MeanSquare()
+    importance: Importance = MeanSquare()
     """What a unit of squared error in a layer costs."""
     initial: Literal["components", "random components", "random"] = "components"
     """Where fine-tuning starts: at the leading components, or one of two Random LRP ablations: at components chosen
-    blindly, or at random factors of the residual's size with r = s = 1."""
-    compress: Keep | Prune = Keep()
+    at random, or at random factors of the residual's size with r = s = 1."""
+    compress: Compression = Keep()
     """What happens to the factors after fine-tuning."""
     precision: Precision = "float32"
-    """How factors and weights owned outright are kept: as they are, in bfloat16, or in int8 with a scale per component.
-    A budget in bytes buys more components in a lower precision."""
+    """How factors and dense weights are stored: as they are, in bfloat16, or in int8 with a scale per component. A
+    budget in bytes has room for more components in a lower precision."""
     warm_up: int = 1
     """Epochs of training without constraint that show where the task wants to go."""
     l1: float = 0.0
@@ -58,6 +67,8 @@ class Halrp:
 
     def __post_init__(self) -> None:
         """Refuse values that Algorithm 1 cannot use."""
+        for name in CHOICES:
+            check_choice(name, getattr(self, name))
         if self.view not in ("mean", "full", "validation"):
             raise SettingError(f"Halrp(view={self.view!r}) is unknown; choose 'mean', 'full' or 'validation'")
         if self.initial not in ("components", "random components", "random"):
@@ -135,8 +146,8 @@ class Halrp:
 
         The bound is one of: bytes of a task's file, `bytes_total` for the files of a known number of `tasks`, numbers
         of a task, or those as a share of the base's parameters. Without one, a file has 2 % of the base's bytes.
-        Factors are kept in int8 where bytes are bounded, which buys the most accuracy per byte (`docs/results.md`), and
-        as they are where numbers are.
+        Factors are stored in int8 where bytes are bounded, which gives the most accuracy per byte (`docs/results.md`),
+        and as they are where numbers are.
         """
         if (bytes_total is None) != (tasks is None):
             raise SettingError(f"bytes_total={bytes_total} and tasks={tasks} go together; give both or neither")

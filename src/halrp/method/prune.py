@@ -1,23 +1,26 @@
-"""Pruning after fine-tuning: the paper's three thresholds and its growth bound.
+"""Compression after fine-tuning: pruning by the paper's three thresholds and its growth bound, or none.
 
 Only entries of the factors p and q are pruned; an entry is zeroed when |entry| ≤ threshold. The threshold is absolute,
 relative (a percentile of the entries' magnitudes, chosen so that the stream's growth stays near a bound γ), or mixed,
-the larger of the two. Growth is what the caller counts: all that tasks added, factors counted densely, relative to the
+the larger of the two. Growth is the paper's count of all that tasks added, factors counted densely, relative to the
 base.
 
-By the paper every later task is pruned again whenever a new one is added, so old tasks change. Here that is an option;
-by default a committed task is never touched.
+In the paper every later task is pruned again whenever a new one is added, so old tasks change. Here that is an option;
+by default a committed task never changes.
 """
+
+from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from halrp.errors import SettingError, UnknownTaskError
+from halrp.model.delta import Delta
 
 Factors = Mapping[str, tuple[Tensor, Tensor]]
 """Factors (p, q) of one task, by layer."""
@@ -30,9 +33,12 @@ SCOPES = ("layer", "task", "all")
 class Keep:
     """Choose not to prune."""
 
-    def __call__(self, tasks: Mapping[str, Factors], increment: float, newest: str) -> dict[str, Factors]:
+    independent: ClassVar[bool] = True
+    changes_committed: ClassVar[bool] = False
+
+    def compress(self, tasks: Mapping[str, Delta], newest: str, base_parameters: int) -> Mapping[str, Delta]:
         """Return the tasks as they are."""
-        return dict(tasks)
+        return tasks
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,8 @@ class Prune:
     wait: bool = False
     """Whether nothing is pruned before growth reaches γ, also when not `bound`: the condition in Algorithm 1."""
     committed: bool = False
-    """Whether committed tasks are pruned again; False never touches any task but the newest."""
+    """Whether committed tasks are pruned again; False never changes any task but the newest."""
+    independent: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -67,9 +74,18 @@ class Prune:
             raise SettingError(f"Prune.value is {self.value}; give a finite threshold of at least 0")
         _check_growth(self.growth, self.bound)
 
-    def __call__(self, tasks: Mapping[str, Factors], increment: float, newest: str) -> dict[str, Factors]:
-        """Return the tasks, pruned."""
-        return prune(tasks, self, increment, newest)
+    @property
+    def changes_committed(self) -> bool:
+        """Whether committed tasks are pruned again."""
+        return self.committed
+
+    def compress(self, tasks: Mapping[str, Delta], newest: str, base_parameters: int) -> dict[str, Delta]:
+        """Prune the newest task, and the committed ones if asked for; tasks that do not change are the same objects."""
+        later = {n: d for n, d in tasks.items() if not d.is_base}
+        increment = sum(delta.paper_count(dense=True) for delta in later.values()) / base_parameters
+        before = {n: {layer: (f.p, f.q) for layer, f in d.factors.items()} for n, d in later.items()}
+        after = prune(before, self, increment, newest)
+        return dict(tasks) | {n: _with_factors(later[n], after[n]) for n in later if after[n] is not before[n]}
 
 
 def rate(increment: float, growth: float, bound: bool) -> float:
@@ -89,26 +105,26 @@ def prune(tasks: Mapping[str, Factors], rule: Prune, increment: float, newest: s
     `tasks` maps task → layer → (p, q); `increment` is the growth of the stream before pruning. The result has the same
     structure. Inputs are not modified, and a task or tensor in which nothing changes is returned as the same object.
 
-    If the rule is bound or waits, and increment < γ, nothing is pruned, by an absolute threshold neither. The scope
-    says which entries a percentile is taken over; `committed` says which tasks are changed. With scope "all" and
-    committed tasks kept, their entries still count in the pool.
+    If the rule is bound or waits, and increment < γ, nothing is pruned, not even by an absolute threshold. The scope
+    is over which entries a percentile is taken; `committed` decides which tasks may change. With scope "all" and
+    committed tasks left alone, their entries still count in the pool.
     """
     if newest not in tasks:
         raise UnknownTaskError(f"newest task is {newest!r}; it must be one of {', '.join(map(repr, tasks))}")
     if (rule.bound or rule.wait) and increment < rule.growth:
         return dict(tasks)
     share = rate(increment, rule.growth, rule.bound)
-    touched = [name for name in tasks if rule.committed or name == newest]
+    changing = [name for name in tasks if rule.committed or name == newest]
     result = dict(tasks)
     if rule.scope == "all":
         threshold = _threshold([pair for factors in tasks.values() for pair in factors.values()], rule, share)
-        result.update({name: _cut(tasks[name], dict.fromkeys(tasks[name], threshold)) for name in touched})
+        result.update({name: _cut(tasks[name], dict.fromkeys(tasks[name], threshold)) for name in changing})
     elif rule.scope == "task":
-        for name in touched:
+        for name in changing:
             threshold = _threshold(list(tasks[name].values()), rule, share)
             result[name] = _cut(tasks[name], dict.fromkeys(tasks[name], threshold))
     else:
-        for name in touched:
+        for name in changing:
             thresholds = {layer: _threshold([pair], rule, share) for layer, pair in tasks[name].items()}
             result[name] = _cut(tasks[name], thresholds)
     return result
@@ -120,10 +136,10 @@ def percentile(magnitudes: Tensor, share: float) -> Tensor:
     It sorts, because `torch.quantile` refuses pools of more than 16 million entries.
     """
     ordered = magnitudes.flatten().sort().values
-    place = share * (len(ordered) - 1)
-    low = min(int(place), len(ordered) - 1)
+    position = share * (len(ordered) - 1)
+    low = min(int(position), len(ordered) - 1)
     high = min(low + 1, len(ordered) - 1)
-    return torch.lerp(ordered[low], ordered[high], place - low)
+    return torch.lerp(ordered[low], ordered[high], position - low)
 
 
 def _threshold(pool: list[tuple[Tensor, Tensor]], rule: Prune, share: float) -> Tensor | float:
@@ -142,8 +158,12 @@ def _cut(factors: Factors, thresholds: Mapping[str, Tensor | float]) -> Factors:
 
 
 def _zero(factor: Tensor, threshold: Tensor | float) -> Tensor:
-    kept = torch.where(factor.abs() <= threshold, 0, factor)
-    return factor if torch.equal(kept, factor) else kept
+    pruned = torch.where(factor.abs() <= threshold, 0, factor)
+    return factor if torch.equal(pruned, factor) else pruned
+
+
+def _with_factors(delta: Delta, factors: Factors) -> Delta:
+    return delta.with_factors({n: replace(f, p=factors[n][0], q=factors[n][1]) for n, f in delta.factors.items()})
 
 
 def _check_growth(growth: float, bound: bool) -> None:

@@ -1,7 +1,7 @@
 """From free weights to a low-rank start: scales, decomposition and allocation over all layers.
 
 Warm-up leaves a weight W^free for each adapted base weight W. Here it becomes r ∘ W ∘ s + p q with a rank for each
-layer, or a full copy where that is no dearer. Only tensors go in and out.
+layer, or a dense copy where that costs no more. Only tensors go in and out.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from halrp.method import allocate, decompose
-from halrp.method.budget import Allocation, Budget, FixedCost, LayerOptions
-from halrp.method.importance import Curvature
+from halrp.method.importance import Curvature, Sensitivity
 from halrp.method.method import Halrp
+from halrp.method.protocols import FixedCost, LayerOptions
 from halrp.method.scales import scaled
 from halrp.model.costs import weight_costs
 from halrp.model.delta import Recovered
@@ -29,15 +29,15 @@ class Start:
     """Where fine-tuning starts."""
 
     factors: Mapping[str, Factors]
-    owned: Mapping[str, Tensor]
-    """Weights owned outright, at their free values."""
+    dense: Mapping[str, Tensor]
+    """Weights that are stored densely, at their free values."""
     recovered: Mapping[str, Recovered]
     scores: Mapping[str, Tensor]
-    """For each weight, the loss that each component was predicted to buy, (components,)."""
+    """For each weight, the predicted loss that each component recovers, (components,)."""
 
 
 class _Layer(NamedTuple):
-    """One weight's residual, taken apart."""
+    """The decomposed residual of one weight, and what an allocation may choose for it."""
 
     r: Tensor
     s: Tensor
@@ -45,61 +45,49 @@ class _Layer(NamedTuple):
     u: Tensor
     sigma: Tensor
     v: Tensor
-    offer: LayerOptions
+    options: LayerOptions
+
+
+class _Prices(NamedTuple):
+    """What parts of one weight cost in the unit of the method's allocation."""
+
+    component: int
+    scales: int
+    weight: int
 
 
 @torch.no_grad()
-def truncate(
+def low_rank_start(
     free: Mapping[str, Tensor],
     base: Mapping[str, Tensor],
-    importance: Mapping[str, Tensor],
-    curvature: Mapping[str, Curvature],
+    sensitivity: Sensitivity,
     method: Halrp,
     views: Mapping[str, str],
     fixed: Sequence[FixedCost],
     base_size: Size,
     generator: torch.Generator,
 ) -> Start:
-    """Replace free weights by scales and the components that the method's allocation keeps.
+    """Replace free weights by scales and the components that the method's allocation chooses.
 
-    `views` says for each weight how its residual becomes a matrix, "mean" or "full".
+    `views` gives for each weight how its residual becomes a matrix, "mean" or "full".
     """
-    limits = _affordable(method, base, views, base_size)
+    importance, limit = sensitivity.importance, method.allocate.limit(base_size)
     layers = {
-        name: _take_apart(
-            free[name], base[name], importance[name], curvature.get(name), method, views[name], limits.get(name)
+        name: _decomposed(
+            free[name], base[name], importance[name], sensitivity.curvature.get(name), method, views[name], limit
         )
         for name in free
     }
-    allocation = _allocate(layers, method, fixed, base_size)
+    allocation = method.allocate.allocate({name: layer.options for name, layer in layers.items()}, fixed, base_size)
     return Start(
         {name: _factors(layers[name], rank, method, generator) for name, rank in allocation.ranks.items()},
-        {name: free[name].clone() for name in free if name in allocation.owned},
+        {name: free[name].clone() for name in free if name in allocation.dense},
         {name: _recovered(layer, importance[name], allocation.ranks.get(name)) for name, layer in layers.items()},
-        {name: layer.offer.scores for name, layer in layers.items()},
+        {name: layer.options.scores for name, layer in layers.items()},
     )
 
 
-def _affordable(method: Halrp, base: Mapping[str, Tensor], views: Mapping[str, str], base_size: Size) -> dict[str, int]:
-    """The most components of each weight that a budget could pay for, so that large spectra need not be complete."""
-    if not isinstance(method.allocate, Budget):
-        return {}
-    limit, most = method.allocate.limit(base_size), {}
-    for name, weight in base.items():
-        matrix = decompose.matrix(weight, views[name])
-        most[name] = min(*matrix.shape, max(1, limit // _prices(method, weight, matrix)[0]))
-    return most
-
-
-def _prices(method: Halrp, weight: Tensor, matrix: Tensor) -> tuple[int, int, int]:
-    """What a component, the scales, and the whole weight cost in the unit of the method's budget."""
-    costs = weight_costs(weight.shape, matrix.shape[1], method.precision, weight.element_size())
-    in_bytes = isinstance(method.allocate, Budget) and method.allocate.in_bytes
-    component, scales, dense = (size.bytes if in_bytes else size.parameters for size in costs)
-    return component, scales, dense
-
-
-def _take_apart(
+def _decomposed(
     free: Tensor,
     base: Tensor,
     importance: Tensor,
@@ -111,36 +99,29 @@ def _take_apart(
     r, s = method.scales(free, base)
     residual = free - scaled(base, r, s)
     matrix = decompose.matrix(residual, view)
-    whitens = isinstance(method.decompose, decompose.Whitened)
-    curvature = curvature.for_view(view, matrix.shape[1]) if curvature is not None and whitens else None
-    u, sigma, v = method.decompose(matrix, curvature, limit)
+    prices = _prices(method, base, matrix)
+    # Components that no budget pays for need not be computed, which spares most of a large spectrum.
+    most = None if limit is None else min(*matrix.shape, max(1, limit // prices.component))
+    if curvature is not None:
+        curvature = curvature.for_view(view, matrix.shape[1]) if method.decompose.needs_curvature else None
+    u, sigma, v = method.decompose(matrix, curvature, most)
     kernel = residual.numel() // matrix.numel()
-    repeats = kernel if method.importance.counts_kernel else 1
     if curvature is None:
+        repeats = kernel if method.importance.counts_kernel else 1
         scores = importance * repeats * sigma.square()
         rest = importance * (residual.square().sum() - kernel * sigma.square().sum()).clamp(min=0)
-    else:  # the squared whitened spectrum is the predicted loss itself; what the view left out has a scalar one
+    else:  # sigma² is the predicted loss itself; the curvature does not predict that of what the view left out
         scores = sigma.square()
         left_out = residual.square().sum() - kernel * matrix.square().sum()
-        tail = _cost(matrix, curvature, method) - scores.sum()
+        tail = method.decompose.dropped_loss(matrix, curvature) - scores.sum()
         rest = importance * left_out.clamp(min=0) + tail.clamp(min=0)
-    component, scales, weight = _prices(method, base, matrix)
-    may_own = kernel == 1  # a kernel's mean keeps to the form of the view
-    offer = LayerOptions(scores, component, scales, weight, rest, may_own)
-    return _Layer(r, s, matrix, u, sigma, v, offer)
+    may_be_dense = kernel == 1  # a kernel's mean keeps to the form of the view
+    return _Layer(r, s, matrix, u, sigma, v, LayerOptions(scores, *prices, rest, may_be_dense))
 
 
-def _cost(matrix: Tensor, curvature: Curvature, method: Halrp) -> Tensor:
-    """The predicted loss of dropping a whole matrix B, tr(G B A Bᵀ), with the moments damped as for its spectrum."""
-    damping = method.decompose.damping if isinstance(method.decompose, decompose.Whitened) else 0.0
-    A, G = (decompose.damped(moment, damping) for moment in curvature)
-    return ((G @ matrix @ A) * matrix).sum()
-
-
-def _allocate(layers: Mapping[str, _Layer], method: Halrp, fixed: Sequence[FixedCost], base_size: Size) -> Allocation:
-    if isinstance(method.allocate, Budget):
-        return method.allocate.allocate({name: layer.offer for name, layer in layers.items()}, fixed, base_size)
-    return Allocation(method.allocate({name: layer.offer.scores for name, layer in layers.items()}))
+def _prices(method: Halrp, weight: Tensor, matrix: Tensor) -> _Prices:
+    costs = weight_costs(weight.shape, matrix.shape[1], method.precision, weight.element_size())
+    return _Prices(*(method.allocate.price(size) for size in costs))
 
 
 def _factors(layer: _Layer, rank: int, method: Halrp, generator: torch.Generator) -> Factors:
@@ -149,12 +130,13 @@ def _factors(layer: _Layer, rank: int, method: Halrp, generator: torch.Generator
         return Factors(torch.ones_like(layer.r), torch.ones_like(layer.s), p, q)
     u, sigma, v = layer.u, layer.sigma, layer.v
     if method.initial == "random components":
-        kept = allocate.random_components(len(sigma), rank, generator).to(sigma.device)
-        u, sigma, v = u[:, kept], sigma[kept], v[:, kept]
+        chosen = allocate.random_components(len(sigma), rank, generator).to(sigma.device)
+        u, sigma, v = u[:, chosen], sigma[chosen], v[:, chosen]
     return Factors(layer.r, layer.s, *decompose.factors(u, sigma, v, rank))
 
 
 def _recovered(layer: _Layer, importance: Tensor, rank: int | None) -> Recovered:
-    total = float(layer.offer.scores.sum() + layer.offer.rest)
-    kept = total if rank is None else float(layer.offer.scores[:rank].sum())
-    return Recovered(float(importance), total, min(1.0, kept / total) if total > 0 else 1.0)
+    scores, rest = layer.options.scores, layer.options.rest
+    total = float(scores.sum() + rest)
+    recovered = total if rank is None else float(scores[:rank].sum())
+    return Recovered(float(importance), total, min(1.0, recovered / total) if total > 0 else 1.0)

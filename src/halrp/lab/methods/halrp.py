@@ -15,7 +15,6 @@ from halrp import Halrp, Learner
 from halrp.lab.methods import network
 from halrp.lab.methods.protocol import Context, Method, Size, State
 from halrp.lab.streams import Task
-from halrp.method.prune import Prune
 from halrp.store.store import Store
 
 SHOWN = 40
@@ -32,8 +31,8 @@ class HalrpMethod(Method):
         """
         super().__init__(context)
         self.method = method
-        self.frozen = not (isinstance(method.compress, Prune) and method.compress.committed)
-        self.first_decides = not isinstance(method.compress, Prune)
+        self.frozen = not method.compress.changes_committed
+        self.first_decides = method.compress.independent
         self.learner: Learner | None = None
         self.rows = 0
         """How many rows a task's network is given at once in evaluation."""
