@@ -1,6 +1,6 @@
 """Learning several tasks in parallel: each in its own worker, all on the same base.
 
-A task depends on the base and on its own data and on nothing else, so later tasks can be learned in any place and order,
+A task depends on the base and on its own data and on nothing else, so later tasks can be learned anywhere in any order
 and are sent back as the bytes of their files. An engine is anything with `submit(function, *arguments)` that returns
 something with `result()`: an executor of `concurrent.futures`, a Dask client, or your own class. Its workers need this
 library; the engine sends them the model with the base's weights, and the task's data.
