@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from halrp.cli.report import named, report
 from halrp.errors import HalrpError, SettingError, WriteError
-from halrp.lab.report.figure import Axis, Chart, Figure
+from halrp.lab.report.chart import Chart
+from halrp.lab.report.figure import Axis, Figure
 from halrp.lab.report.page import Section
 from tests.lab.made_records import put, stable, unfinished
 

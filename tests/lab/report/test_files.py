@@ -6,16 +6,17 @@ import re
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import pytest
 
 from halrp.errors import SettingError
-from halrp.lab.report.figure import Axis, Chart, HeatMap, Plot, Series
-from halrp.lab.report.files import draw, drawn
-from halrp.lab.report.looks import COLOURS
+from halrp.lab.report.chart import Chart, Series
+from halrp.lab.report.figure import Axis, Plot
+from halrp.lab.report.heat_map import HeatMap
+from halrp.lab.report.image import render, write
+from halrp.lab.report.style import COLOURS
 
 NAMES = tuple(f"a method with a long name {i}" for i in range(8))
-DRAWINGS: dict[str, Plot] = {
+PLOTS: dict[str, Plot] = {
     "lines": Chart(
         "lines",
         Axis("task"),
@@ -40,9 +41,9 @@ DRAWINGS: dict[str, Plot] = {
 }
 
 
-@pytest.mark.parametrize("name", DRAWINGS)
+@pytest.mark.parametrize("name", PLOTS)
 def test_the_same_drawing_gives_the_same_bytes(name: str) -> None:
-    first, second = (drawn(DRAWINGS[name], ".svg", "A title") for _ in range(2))
+    first, second = (render(PLOTS[name], ".svg", "A title") for _ in range(2))
     assert first == second
     assert first.startswith(b"<?xml")
     assert b"<text" not in first  # letters are outlines
@@ -52,23 +53,23 @@ def test_the_same_drawing_gives_the_same_bytes(name: str) -> None:
 @pytest.mark.parametrize(("suffix", "start"), [(".pdf", b"%PDF"), (".png", b"\x89PNG")])
 def test_other_kinds_of_files(suffix: str, start: bytes, tmp_path: Path) -> None:
     for place in ("a", "b"):
-        draw(DRAWINGS["lines"], tmp_path / place / f"f{suffix}", title="A title")
+        write(PLOTS["lines"], tmp_path / place / f"f{suffix}", title="A title")
     one, two = ((tmp_path / place / f"f{suffix}").read_bytes() for place in ("a", "b"))
     assert one == two
     assert one.startswith(start)
 
 
 def test_colours_are_those_of_the_page() -> None:
-    text = drawn(DRAWINGS["lines"], ".svg").decode()
+    text = render(PLOTS["lines"], ".svg").decode()
     assert COLOURS["halrp-budget"] in text
-    bars = drawn(DRAWINGS["bars of methods"], ".svg").decode()
+    bars = render(PLOTS["bars of methods"], ".svg").decode()
     assert COLOURS["stl"] in bars
     assert COLOURS["ewc"] in bars
 
 
 def test_a_long_title_makes_the_file_higher() -> None:
     def height(title: str) -> float:
-        found = re.search(r'<svg[^>]* height="([\d.]+)pt"', drawn(DRAWINGS["lines"], ".svg", title).decode())
+        found = re.search(r'<svg[^>]* height="([\d.]+)pt"', render(PLOTS["lines"], ".svg", title).decode())
         assert found
         return float(found[1])
 
@@ -78,19 +79,19 @@ def test_a_long_title_makes_the_file_higher() -> None:
 def test_texts_are_not_read_as_formulas_or_markup() -> None:
     hostile = r"</svg><script>alert(1)</script> $\frac{1}{0$ _x^y"
     series = (Series(hostile, (hostile,), (1.0,)), Series(f"{hostile} 2", (hostile,), (1.0,)))
-    text = drawn(Chart("lines", Axis(hostile), Axis(hostile), series), ".svg", hostile).decode()
+    text = render(Chart("lines", Axis(hostile), Axis(hostile), series), ".svg", hostile).decode()
     assert "<script" not in text
 
 
 def test_settings_of_matplotlib_are_left_alone_and_make_no_difference() -> None:
-    plain = drawn(DRAWINGS["lines"], ".svg")
+    plain = render(PLOTS["lines"], ".svg")
     changed: dict[Any, Any] = {"lines.linewidth": 9.0, "font.size": 30.0, "svg.hashsalt": "other"}
     with mpl.rc_context(changed):
-        assert drawn(DRAWINGS["lines"], ".svg") == plain
+        assert render(PLOTS["lines"], ".svg") == plain
         assert mpl.rcParams["lines.linewidth"] == 9.0
 
 
 def test_an_unknown_ending_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"\.svg, \.pdf, \.png"):
-        draw(DRAWINGS["lines"], tmp_path / "a.gif")
+        write(PLOTS["lines"], tmp_path / "a.gif")
     assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from halrp.lab.report.figure import Axis, Chart, Figure, HeatMap, Series
+from halrp.lab.report.chart import Chart, Series
+from halrp.lab.report.figure import Axis, Figure
+from halrp.lab.report.heat_map import HeatMap
 from halrp.lab.report.page import LeftOut, MadeFrom, Section, page
 from halrp.lab.report.table import Column, Table
 

@@ -6,12 +6,14 @@ import json
 from itertools import combinations
 
 import pytest
+from halrp.lab.report.plots import plot, safe, short
 
 from halrp.lab import registry
 from halrp.lab.methods import METHODS
 from halrp.lab.report import looks
-from halrp.lab.report.figure import Axis, Chart, HeatMap, Series
-from halrp.lab.report.plots import plot, safe, short
+from halrp.lab.report.chart import Chart, Series
+from halrp.lab.report.figure import Axis
+from halrp.lab.report.heat_map import HeatMap
 
 HOSTILE = "</script><img src=x onerror=alert(1)> %{x} $a$ & more"
 X, Y = Axis("task"), Axis("accuracy in %", zero=True)
