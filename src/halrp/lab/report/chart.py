@@ -14,6 +14,8 @@ from halrp.lab.report.table import Value
 
 STEPS = 20
 """Whole numbers along the x axis are all named if there are no more."""
+TINT = "22"
+"""The opacity of bars of references."""
 LETTERS = 88
 """Letters that fit into a line of the legend of a file."""
 
@@ -90,7 +92,7 @@ class Chart:
                     row["note"] = note
                 if self.kind == "bars":
                     colour = self.method_colours.get(str(x), style.colour)
-                    row |= {"colour": colour, "fill": "transparent" if series.dashed else colour}
+                    row |= {"colour": colour, "fill": colour + TINT * series.dashed}
                 rows.append(row)
         return rows
 
@@ -138,9 +140,10 @@ class Chart:
         }
         if self.method_colours:
             ranges["stroke"] = [REFERENCES[0]] * len(names)
-            ranges["fill"] = ["transparent" if series.dashed else REFERENCES[0] for series in self.series]
         if self.kind == "bars":
             ranges["shape"] = [SYMBOLS["square"]] * len(names)
+            fills = zip(ranges["stroke"], self.series, strict=True)
+            ranges["fill"] = [str(colour) + TINT * series.dashed for colour, series in fills]
         return {
             channel: {"field": "series", "scale": {"domain": names, "range": values}, "legend": legend}
             for channel, values in ranges.items()

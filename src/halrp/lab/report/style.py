@@ -75,7 +75,10 @@ def theme(*, paper: str, ink: str, soft: str, line: str, faint: str, font: str) 
             "labelColor": ink, "titleColor": soft, "labelFontSize": 11, "titleFontSize": 11,
             "titleFontWeight": "normal", "symbolSize": 60,
         },
-        "title": {"anchor": "start", "frame": "group", "fontSize": 13, "color": ink, "offset": 12},
+        # One weight for all texts: a PDF of several fonts has them in a random order.
+        "title": {
+            "anchor": "start", "frame": "group", "fontSize": 13, "fontWeight": "normal", "color": ink, "offset": 12,
+        },
         "rule": {"color": ink},
     }  # fmt: skip
 
