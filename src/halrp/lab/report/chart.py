@@ -132,7 +132,7 @@ class Chart:
         longest = max(map(len, names), default=1)
         columns = max(1, min(4, len(names), LETTERS // (min(longest, 44) + 4)))
         legend = {"orient": "bottom", "columns": columns, "title": None, "labelLimit": 300} if names else None
-        ranges = {
+        ranges: dict[str, list[Any]] = {
             "stroke": [style.colour for style in self.styles],
             "fill": [style.fill for style in self.styles],
             "shape": [SYMBOLS[style.symbol] for style in self.styles],
@@ -143,7 +143,7 @@ class Chart:
         if self.kind == "bars":
             ranges["shape"] = [SYMBOLS["square"]] * len(names)
             fills = zip(ranges["stroke"], self.series, strict=True)
-            ranges["fill"] = [str(colour) + TINT * series.dashed for colour, series in fills]
+            ranges["fill"] = [colour + TINT * series.dashed for colour, series in fills]
         return {
             channel: {"field": "series", "scale": {"domain": names, "range": values}, "legend": legend}
             for channel, values in ranges.items()

@@ -38,7 +38,7 @@ class HeatMap:
             if short(value) is not None
         ]
         x = category_axis(self.x.title, columns, margin=170)
-        y = {"title": self.y.title, "field": "y", "type": "nominal", "sort": None, "axis": {"labelOverlap": True}}
+        y: Spec = {"title": self.y.title, "field": "y", "type": "nominal", "sort": None, "axis": {"labelOverlap": True}}
         y["scale"] = {"domain": list(rows)}
         unit = self.unit or "value"
         tooltip = [

@@ -66,7 +66,7 @@ def page(title: str, sections: Sequence[Section], left_out: Sequence[LeftOut], m
     """The page as HTML; the same parts give the same text."""
     import vl_convert
 
-    library, program = vl_convert.javascript_bundle(), _resource("page.js")
+    library, program = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"), _resource("page.js")
     scripts = " ".join(f"'sha256-{_checksum(text)}'" for text in (library, program))
     rules = f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:"
     parts = {section.key: [_part(part) for part in section.parts] for section in sections}
