@@ -131,7 +131,7 @@ def test_a_rule_of_a_family_has_a_mixed_form(kind: str) -> None:
     model, plan = around(build, *shape)
     assert plan.parameters["layer.weight"].by_rule
     dense = [(), ("layer.weight",), (), ()]
-    deltas = [base_task(model, plan), *(random_delta(model, plan, seed, outright=dense[seed]) for seed in range(4))]
+    deltas = [base_task(model, plan), *(random_delta(model, plan, seed, dense=dense[seed]) for seed in range(4))]
     assert_mixes(model, plan, deltas, inputs(17, *shape))
 
 
