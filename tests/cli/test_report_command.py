@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 
 from halrp.cli.report import named, report
 from halrp.errors import HalrpError, SettingError, WriteError
-from halrp.lab.report.chart import Chart
-from halrp.lab.report.figure import Axis, Figure
+from halrp.lab.report.figure import Axis, Chart, Figure
 from halrp.lab.report.page import Section
 from tests.lab.made_records import put, stable, unfinished
 
@@ -41,7 +40,7 @@ def test_a_page_of_all_records(records: Path, tmp_path: Path) -> None:
     page = tmp_path / "out" / "page.html"
     said = run(records, "-o", page, "--title", "Two tasks & more")
     assert f"wrote {page}: 4 records" in said
-    assert " kB" in said
+    assert "MB" in said
     text = page.read_text()
     assert "<title>Two tasks &amp; more</title>" in text
     assert "computed from 4 records, read from <code>records</code>" in text
@@ -63,7 +62,7 @@ def test_a_page_goes_without_what_cannot_be_used_and_says_so(records: Path, tmp_
     unfinished(records, "half.unfinished", stable({0: 0.5, 1: 0.5}, [0, 1]), 1)
     said = run(records, "-o", tmp_path / "page.html")
     assert "4 records" in said
-    for line in ("damaged: 1", "unfinished: 1", "run again: 1", "no record of a run: 1", "broken.json: not JSON"):
+    for line in ("damaged: 1", "unfinished: 1", "run again: 1", "not a record of a run: 1", "broken.json: not JSON"):
         assert line in said
     text = (tmp_path / "page.html").read_text()
     for line in ("records/broken.json", "records/half.unfinished", "records/again.json", "records/other.json"):

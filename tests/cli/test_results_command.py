@@ -47,7 +47,7 @@ def test_the_summary_on_the_screen(records: Path) -> None:
     # Accuracies 60, 61, 65, 66; by seed 62.5 and 63.5; ranges of tasks 10 and 0.
     assert ["halrp-budget", "AB", "4", "63.00", "±0.50", "0.00", "10.0/5.0", "10.0/5.0"] in [line[:8] for line in lines]
     assert ["view=full"] in lines
-    assert "– growth in the paper's count of finetune: the record does not say the paper's count" in found.flat
+    assert "– growth in the paper's count of finetune: the record lacks the paper's count" in found.flat
     assert "-5.00" in found.out
 
 
@@ -93,7 +93,7 @@ def test_what_is_left_out_is_said(records: Path) -> None:
     assert "run.unfinished: 1 tasks done" in out
     assert "cut.json: not JSON" in out
     assert "again.json: " in out
-    assert "Left out, JSON that is no record of a run: 1" in out
+    assert "Left out, JSON that is not a record of a run: 1" in out
     aside = ran(records, "--csv", "-")
     assert "cut.json: not JSON" in aside.error
     assert "cut.json" not in aside.out

@@ -89,7 +89,7 @@ def test_relations_on_the_screen(records: Path) -> None:
         (("--stream", "pmnist", "--backbone", "alexnet"), "together"),
         (("--stream", "pmnist"), "--all shows the paper's alone"),
         (("--csv", "--latex"), "--latex and --csv do not go together"),
-        (("-o", "table.tex"), "-o table.tex does not say as what"),
+        (("-o", "table.tex"), "-o table.tex needs a format"),
         (("--markdown", "-o", "."), "not a file"),
         (("--csv", "-o", ""), "not a file"),
     ],
@@ -136,7 +136,7 @@ def test_folders_without_what_is_needed_are_errors(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="does not exist"):
         ran(tmp_path / "nowhere")
     put(tmp_path, "digits.json", stable({0: 0.5, 1: 0.6}, [0, 1], "stl"))
-    with pytest.raises(SettingError, match="no record is from where"):
+    with pytest.raises(SettingError, match="no record is of a benchmark"):
         ran(tmp_path)
 
 

@@ -1,17 +1,40 @@
-"""Records made by hand, in the format of today and in the older one."""
+"""Records made by hand, in the current format and in the older one, and their frames."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
 
+from halrp.lab.records import frames
+from halrp.lab.records.frames import Frame
+from halrp.lab.records.schema import Record
+from halrp.lab.records.summary import summarise
+
 ENVIRONMENT = {"machine": "x86_64", "threads": 1}
+
+
+def parsed(raw: Iterable[Mapping[str, Any]]) -> list[Record]:
+    """Records as typed values."""
+    return [Record.of(record) for record in raw]
+
+
+def runs_of(raw: Iterable[Mapping[str, Any]], among: Iterable[Mapping[str, Any]] | None = None) -> Frame:
+    """One row per run; `among` are all records, to compare with."""
+    chosen = parsed(raw)
+    everything = frames.runs(chosen if among is None else parsed(among))
+    return everything[[record in chosen for record in everything["record"]]] if among is not None else everything
+
+
+def groups_of(raw: Iterable[Mapping[str, Any]], among: Iterable[Mapping[str, Any]] | None = None) -> Frame:
+    """One row per method and settings; `among` are all records, to compare with."""
+    among = None if among is None else [*among]
+    return summarise(runs_of(raw, among), None if among is None else runs_of(among))
 
 
 def made(

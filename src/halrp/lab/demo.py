@@ -18,6 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from halrp.lab.records import metrics
+from halrp.lab.records.schema import Record
+from halrp.lab.registry import METHODS
 from halrp.lab.report.build import build, made_from
 from halrp.lab.report.page import page
 from halrp.lab.run import cell, runner
@@ -28,12 +30,7 @@ RECIPE = {"epochs": 12, "batch": 32, "lr": 2e-3}
 OFFICIAL_GROWTH = 0.4
 """The released code's growth bound γ; its own counting leaves out biases and what cannot be pruned."""
 
-LABELS = {
-    "stl": "separate networks",
-    "finetune": "fine-tuning",
-    "halrp-official": "HALRP, released code",
-    "halrp-budget": "HALRP, by budget",
-}
+LABELS = {name: METHODS[name].title for name in ("stl", "finetune", "halrp-official", "halrp-budget")}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -70,26 +67,15 @@ def main(arguments: list[str] | None = None) -> None:
                 rows.append(row)
                 progress.update(bar, completed=len(rows) * options.epochs, doing="")
             finished[name] = rows
-            records.append(runner.record(cell, rows))
+            raw = runner.record(cell, rows)
+            records.append(Record.of(raw))
             if options.results:
-                runner.write(options.results, records[-1])
+                runner.write(options.results, raw)
     console.print(_table(finished))
     console.print(_verdict(finished))
     made = page("Ten tasks on real digits", build(records), [], made_from(records, [Path(options.results or "demo")]))
     atomic.write(options.page, made.encode())
     console.print(f"Page, with every task after every task, sizes, ranks and times: {options.page}")
-
-
-def markdown(finished: dict[str, list[dict[str, Any]]]) -> str:
-    """The summary of the four runs as a table for a document."""
-    lines = ["| | average accuracy | forgetting | bytes per further task |", "|---|---|---|---|"]
-    for name, rows in finished.items():
-        matrix = _matrix(rows)
-        lines.append(
-            f"| {LABELS[name]} | {metrics.average_accuracy(matrix):.2f} % | {_forgetting(matrix):.2f} | "
-            f"{_bytes_per_task(rows):,} |"
-        )
-    return "\n".join(lines)
 
 
 def _cell(

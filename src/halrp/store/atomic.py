@@ -15,11 +15,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from halrp.errors import DamagedError, LockedError, WriteError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 try:
     import fcntl
@@ -37,6 +38,8 @@ def checksum(content: bytes) -> str:
 
 def copy_of(tensor: Tensor) -> Tensor:
     """A tensor as a file takes it: on the CPU, contiguous, and overlapping no other."""
+    import torch  # tables and reports write files, too, and need no torch
+
     return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from halrp.errors import SettingError
-from halrp.lab.records.schema import Run, load
+from halrp.lab.records import schema
+from halrp.lab.records.loading import load
+from halrp.lab.records.schema import Record
 from tests.lab.made_records import made, older, put, stable, unfinished
 
 RECORD = stable({0: 0.5, 1: 0.7}, [0, 1])
@@ -19,12 +21,12 @@ def reasons(folder: Path) -> list[tuple[str, str, str]]:
 
 
 def test_records_are_found_in_files_and_below_folders_each_once(tmp_path: Path) -> None:
-    one = put(tmp_path / "a" / "b", "one.json", RECORD)
+    path = put(tmp_path / "a" / "b", "one.json", RECORD)
     put(tmp_path, "two.json", stable({0: 0.5, 1: 0.7}, [0, 1], seed=1))
     put(tmp_path / ".hidden", "three.json", stable({0: 0.5, 1: 0.7}, [0, 1], seed=2))
-    found = load([tmp_path, one, tmp_path / "a"])
-    assert sorted(Run.of(record).seed for record in found.records) == [0, 1]
-    assert found.problems == []
+    loaded = load([tmp_path, path, tmp_path / "a"])
+    assert sorted(record.seed for record in loaded.records) == [0, 1]
+    assert loaded.problems == []
 
 
 def test_a_path_that_is_not_there_is_an_error(tmp_path: Path) -> None:
@@ -44,7 +46,7 @@ def test_unfinished_runs_say_how_far_they_came(tmp_path: Path) -> None:
     assert [reason for *_, reason in reasons(tmp_path)[1:]] == ["1 tasks done", "1 of 2 tasks done"]
 
 
-def test_other_json_is_told_apart_from_damaged_records(tmp_path: Path) -> None:
+def test_other_json_is_distinguished_from_damaged_records(tmp_path: Path) -> None:
     put(tmp_path, "speed.json", {"rows": [1]})
     put(tmp_path, "cut.json", '{"cell": {')
     put(tmp_path, "deep.json", "[" * 100_000)
@@ -95,10 +97,10 @@ def test_of_two_records_of_a_cell_the_newer_file_counts(tmp_path: Path) -> None:
     put(tmp_path, "a.json", stable({0: 0.1, 1: 0.1}, [0, 1]), age=50)
     put(tmp_path, "b.json", RECORD, age=0)
     put(tmp_path, "c.json", RECORD, age=100)
-    found = load([tmp_path])
-    assert [record["rows"] for record in found.records] == [RECORD["rows"]]
-    notes = {problem.path.name: problem.reason for problem in found.problems}
-    assert [problem.kind for problem in found.problems] == ["duplicate", "duplicate"]
+    loaded = load([tmp_path])
+    assert [[*record.rows] for record in loaded.records] == [RECORD["rows"]]
+    notes = {problem.path.name: problem.reason for problem in loaded.problems}
+    assert [problem.kind for problem in loaded.problems] == ["duplicate", "duplicate"]
     assert notes["a.json"].endswith("b.json is a newer record of the same cell, with OTHER results")
     assert notes["c.json"].endswith("b.json is a newer record of the same cell, with the same results")
 
@@ -106,28 +108,28 @@ def test_of_two_records_of_a_cell_the_newer_file_counts(tmp_path: Path) -> None:
 def test_a_cell_is_the_same_whether_defaults_are_written_out_or_not(tmp_path: Path) -> None:
     put(tmp_path, "a.json", stable({0: 0.5, 1: 0.7}, [0, 1], "stl", settings={"redraw": False}), age=9)
     put(tmp_path, "b.json", older(stable({0: 0.5, 1: 0.7}, [0, 1], "stl")))
-    found = load([tmp_path])
-    assert len(found.records) == 1
-    assert [problem.path.name for problem in found.problems] == ["a.json"]
+    loaded = load([tmp_path])
+    assert len(loaded.records) == 1
+    assert [problem.path.name for problem in loaded.problems] == ["a.json"]
 
 
 def test_settings_are_those_that_are_not_the_default_and_resolved_values_come_first() -> None:
     record = made([[0.5]], method="stl", settings={"redraw": True, "l2": 1e-4}, recipe={"batch": 32, "decay": 0.95})
-    run = Run.of(record)
+    run = Record.of(record)
     assert (run.settings, run.recipe, run.epochs) == ({"redraw": True}, {"batch": 32}, 3)
     record["cell"]["settings"] = {}
     record["resolved"]["settings"] = {"redraw": False, "l2": 0.5}
-    assert Run.of(record).settings == {"l2": 0.5}, "a default of then that is none today"
+    assert Record.of(record).settings == {"l2": 0.5}, "a default of then that is none today"
 
 
-def test_what_an_older_record_does_not_say_is_missing() -> None:
+def test_what_an_older_record_lacks_is_missing() -> None:
     record = older(made([[0.5], [0.5, 0.5]]))
-    run = Run.of(record)
+    run = Record.of(record)
     assert run.number(1, "counted") is None
     assert run.number(1, "peak_bytes") is None
     assert run.number(1, "bytes") == 1100.0
     del record["cell"]["recipe"]["epochs"]
-    assert Run.of(record).epochs is None
+    assert Record.of(record).epochs is None
 
 
 @pytest.mark.parametrize(
@@ -137,10 +139,41 @@ def test_what_an_older_record_does_not_say_is_missing() -> None:
         ("halrp-official", {}, False),
         ("ewc", {}, False),
         ("bn", {}, True),
+        ("stl", {"redraw": False}, True),
+        ("stl", {"redraw": True}, False),
+        ("clr", {"bn": "shared"}, False),
+        ("halrp-budget", {"unknown": 1}, False),
         ("gone", {}, False),
     ],
 )
-def test_whether_the_first_task_decides_is_asked_of_the_method(
+def test_whether_the_first_task_decides_is_a_property_of_the_method_and_its_settings(
     method: str, settings: dict[str, Any], decides: bool
 ) -> None:
-    assert Run.of(made([[0.5]], method=method, settings=settings)).first_decides() is decides
+    assert Record.of(made([[0.5]], method=method, settings=settings)).first_decides is decides
+
+
+# ---- version 2 ----------------------------------------------------------------------------------------------------
+
+
+def sealed(**method: Any) -> dict[str, Any]:
+    return schema.seal(made([[0.5]], method="mine", settings={"a": 1, "b": 2}) | {"method": method})
+
+
+def test_a_record_knows_the_defaults_and_properties_of_a_method_that_is_not_the_packages() -> None:
+    record = Record.of(sealed(title="Mine", settings={"a": 1, "b": 1}, first_decides=True))
+    assert (record.settings, record.first_decides, record.values["a"]) == ({"b": 2}, True, 1)
+
+
+def test_the_packages_methods_have_todays_defaults_whatever_they_were_when_the_record_was_written() -> None:
+    raw = made([[0.5]], method="stl", settings={"redraw": True}) | {"method": {"settings": {"redraw": True}}}
+    assert Record.of(raw).settings == {"redraw": True}
+
+
+def test_a_record_that_was_changed_is_left_out(tmp_path: Path) -> None:
+    raw = sealed()
+    put(tmp_path, "good.json", raw)
+    raw["rows"][0]["test"] = [0.9]
+    put(tmp_path, "bad.json", raw)
+    assert [(name, kind) for name, kind, _ in reasons(tmp_path)] == [("bad.json", "damaged")]
+    assert "checksum" in reasons(tmp_path)[0][2]
+    assert len(load([tmp_path]).records) == 1

@@ -6,36 +6,35 @@ import json
 import random
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from halrp.lab.records.aggregate import load
-from halrp.lab.records.schema import Problem
+from halrp.lab.records.loading import Problem, load
+from halrp.lab.records.schema import Record
 from halrp.lab.report.build import build, left_out, made_from
 from halrp.lab.report.figure import Figure
 from halrp.lab.report.page import Section, page
 from halrp.lab.report.table import Table
-from tests.lab.made_records import made, older, stable
+from tests.lab.made_records import made, older, parsed, stable
 from tests.lab.report.many_records import many
 
 RESULTS = Path(__file__).parents[3] / "results"
 
 
 def table(sections: tuple[Section, ...], key: str) -> Table:
-    (found,) = [part for section in sections for part in section.parts if part.key == key]
-    assert isinstance(found, Table)
-    return found
+    (part,) = [part for section in sections for part in section.parts if part.key == key]
+    assert isinstance(part, Table)
+    return part
 
 
 @pytest.fixture(scope="module")
 def study() -> tuple[Section, ...]:
-    return build(many((0.05,), 2))
+    return build(parsed(many((0.05,), 2)))
 
 
 def test_sections_and_parts(study: tuple[Section, ...]) -> None:
     keys = [section.key for section in study]
-    assert keys[:2] == ["places", "paper"]
+    assert keys[:2] == ["setups", "paper"]
     assert keys[-1] == "runs"
     assert {"accuracy", "size", "time"} < set(keys)
     names = [part.key for section in study for part in section.parts]
@@ -44,11 +43,11 @@ def test_sections_and_parts(study: tuple[Section, ...]) -> None:
 
 
 def test_what_was_run_where(study: tuple[Section, ...]) -> None:
-    (row,) = table(study, "places").rows
+    (row,) = table(study, "setups").rows
     assert row["stream"] == "CIFAR100-Split"
     assert [row[key] for key in ("fraction", "tasks", "epochs")] == [5, 10, 20]
     assert [row[key] for key in ("methods", "orders", "seeds", "runs")] == [10, 5, 2, 100]
-    assert "network" not in [column.key for column in table(study, "places").columns]
+    assert "network" not in [column.key for column in table(study, "setups").columns]
 
 
 def test_all_runs(study: tuple[Section, ...]) -> None:
@@ -71,43 +70,42 @@ def test_all_runs(study: tuple[Section, ...]) -> None:
 
 
 def test_a_value_that_is_missing_says_why() -> None:
-    runs = table(build([older(made([[0.5], [0.5, 0.6]], method="finetune"))]), "runs")
+    runs = table(build(parsed([older(made([[0.5], [0.5, 0.6]], method="finetune"))])), "runs")
     (row,) = runs.rows
     assert row["peak_bytes"] is None
-    assert "peak MB: the record does not say the peak of memory" in str(row["missing"])
+    assert "peak MB: the record lacks the peak memory" in str(row["missing"])
     assert runs.columns[-1].key == "missing"
 
 
 def test_rows_of_the_paper_begin_with_what_was_run() -> None:
-    records = many((0.25,), 1)
-    found = table(build(records), "paper-accuracy")
-    places = [(row["benchmark"], row["backbone"], row["data"]) for row in found.rows]
-    assert places[0] == ("cifar100-split", "lenet", 25)
-    assert len(set(places)) > 1
-    assert found.columns[0].key == "method"
-    assert len(found.marks) == len(found.rows)
-    ours = {mark for row, mark in zip(found.rows, found.marks, strict=True) if row["runs"] is None}
+    accuracies = table(build(parsed(many((0.25,), 1))), "paper-accuracy")
+    benchmarks = [(row["benchmark"], row["backbone"], row["data"]) for row in accuracies.rows]
+    assert benchmarks[0] == ("cifar100-split", "lenet", 25)
+    assert len(set(benchmarks)) > 1
+    assert accuracies.columns[0].key == "method"
+    assert len(accuracies.marks) == len(accuracies.rows)
+    ours = {mark for row, mark in zip(accuracies.rows, accuracies.marks, strict=True) if row["runs"] is None}
     assert ours == {""}
 
 
-def test_orderings_of_the_paper_are_looked_at_where_something_was_run(study: tuple[Section, ...]) -> None:
+def test_orderings_of_the_paper_are_those_of_benchmarks_that_were_run(study: tuple[Section, ...]) -> None:
     rows = table(study, "relations").rows
     assert {(row["benchmark"], row["data"]) for row in rows} == {("cifar100-split", 5)}
     assert any(row["holds"] is not None for row in rows)
-    elsewhere = build([made([[0.5]], stream="mine", backbone="mine")])
+    elsewhere = build(parsed([made([[0.5]], stream="mine", backbone="mine")]))
     assert "relations" not in [part.key for section in elsewhere for part in section.parts]
 
 
 @pytest.mark.parametrize(
-    "record", [made([[0.5]], method="of my own", stream="mine", backbone="mine"), stable({0: 0.5}, [0])]
+    "record", parsed([made([[0.5]], method="of my own", stream="mine", backbone="mine"), stable({0: 0.5}, [0])])
 )
-def test_one_small_record_is_enough(record: dict[str, Any]) -> None:
+def test_one_small_record_is_enough(record: Record) -> None:
     sections = build([record])
     assert page("t", sections, [], made_from([record], [Path("results")]))
 
 
 def test_the_order_of_records_makes_no_difference() -> None:
-    records = many((0.05,), 1)
+    records = parsed(many((0.05,), 1))
     other = records[:]
     random.Random(0).shuffle(other)
     paths = [Path("results")]
@@ -116,15 +114,15 @@ def test_the_order_of_records_makes_no_difference() -> None:
     )
 
 
-def test_where_records_come_from_is_said_without_where_folders_are(tmp_path: Path) -> None:
-    records = many((0.05,), 1)
-    records[0]["environment"] = {"commit": "other"}
-    records[1]["environment"] = None
-    found = made_from(records, [tmp_path / "results", Path("results"), tmp_path / "more"])
-    assert found.records == 50
-    assert found.folders == ("results", "more")
-    assert ("commit (records)", "558233dee820 (48), other (1), unknown (1)") in found.facts
-    assert made_from([older(made([[0.5]]))], [tmp_path]).facts == (("machine", "x86_64"),)
+def test_the_source_of_records_is_named_without_the_paths_of_folders(tmp_path: Path) -> None:
+    raw = many((0.05,), 1)
+    raw[0]["environment"] = {"commit": "other"}
+    raw[1]["environment"] = None
+    source = made_from(parsed(raw), [tmp_path / "results", Path("results"), tmp_path / "more"])
+    assert source.records == 50
+    assert source.folders == ("results", "more")
+    assert ("commit (records)", "558233dee820 (48), other (1), unknown (1)") in source.facts
+    assert made_from(parsed([older(made([[0.5]]))]), [tmp_path]).facts == (("machine", "x86_64"),)
 
 
 def test_files_left_out_are_named_below_the_folder_that_was_given(tmp_path: Path) -> None:
@@ -139,7 +137,7 @@ def test_files_left_out_are_named_below_the_folder_that_was_given(tmp_path: Path
 
 
 def test_a_thousand_records_make_a_page_in_time() -> None:
-    records = many()
+    records = parsed(many())
     assert len(records) == 1000
     start = time.process_time()  # a busy machine makes it no slower
     text = page("Many", build(records), [], made_from(records, [Path("results")]))
@@ -149,9 +147,9 @@ def test_a_thousand_records_make_a_page_in_time() -> None:
 
 @pytest.mark.skipif(not RESULTS.is_dir(), reason="the committed records are not beside the tests")
 def test_the_committed_records() -> None:
-    found = load([RESULTS])
-    sections = build(found.records)
-    assert len(table(sections, "runs").rows) == len(found.records)
+    records = load([RESULTS]).records
+    sections = build(records)
+    assert len(table(sections, "runs").rows) == len(records)
     for section in sections:
         json.dumps([part.key for part in section.parts])
         for part in section.parts:

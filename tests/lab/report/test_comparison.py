@@ -1,4 +1,4 @@
-"""The paper's tables beside ours, against numbers worked out from raw rows by hand."""
+"""The paper's tables beside ours, compared with numbers computed from raw rows by hand."""
 
 from __future__ import annotations
 
@@ -12,16 +12,29 @@ from typing import Any
 
 import pytest
 
-from halrp.lab.records import aggregate
+from halrp.lab.records import frames
+from halrp.lab.records.loading import load
+from halrp.lab.records.summary import summarise
+from halrp.lab.report import comparison as built
 from halrp.lab.report import paper
-from halrp.lab.report.comparison import ALONE, all_relations, comparison, judged, relations
+from halrp.lab.report import relations as ordered
+from halrp.lab.report.comparison import ALONE, judged
+from halrp.lab.report.paper import Benchmark
 from halrp.lab.report.table import Table, Value
-from tests.lab.made_records import made, stable
+from tests.lab.made_records import groups_of, made, stable
 
 RESULTS = Path(__file__).parents[3] / "results"
 RAW: dict[str, Any] = json.loads((resources.files("halrp.lab") / "reference" / "paper_results.json").read_text("utf-8"))
 SPLIT: dict[str, Any] = {"stream": "cifar100-split", "backbone": "lenet", "fraction": 0.05, "recipe": {"epochs": 20}}
 ORDERS = "ABCDE"
+
+
+def comparison(records: list[dict[str, Any]]) -> tuple[Table, Table, Table]:
+    return built.comparison(groups_of(records))
+
+
+def relations(records: list[dict[str, Any]], stream: str, backbone: str, fraction: float) -> Table:
+    return ordered.relations(groups_of(records), Benchmark(stream, backbone, fraction))
 
 
 def run(accuracy: float | dict[int, float], method: str = "stl", tasks: int = 10, **more: Any) -> dict[str, Any]:
@@ -43,7 +56,7 @@ def mark_of(table: Table, **wanted: Value) -> list[str]:
 HERE: dict[str, Value] = {"benchmark": "cifar100-split", "backbone": "lenet", "data": 5}
 
 
-def test_without_records_every_row_of_the_paper_is_there_and_says_that_it_was_not_run() -> None:
+def test_without_records_every_row_of_the_paper_is_there_with_the_note_that_it_was_not_run() -> None:
     accuracy, orders, others = comparison([])
     assert (accuracy.key, orders.key, others.key) == ("paper-accuracy", "paper-orders", "paper-settings")
     assert others.rows == ()
@@ -64,7 +77,7 @@ def test_accuracies_errors_and_differences() -> None:
     values = {("A", 0): 44.0, ("A", 1): 46.0, ("B", 0): 43.0, ("B", 1): 44.0}
     records = [run(value, order=order, seed=seed) for (order, seed), value in values.items()]
     row = rows_of(comparison(records)[0], **HERE, method="stl")[0]
-    by_seed = [mean(value for (_, seed), value in values.items() if seed == one) for one in (0, 1)]
+    by_seed = [mean(value for (_, seed), value in values.items() if seed == wanted) for wanted in (0, 1)]
     assert row["ours"] == pytest.approx(mean(values.values()))
     assert row["ours_error"] == pytest.approx(stdev(by_seed) / math.sqrt(2))
     assert (row["over"], row["runs"], row["orders"], row["note"]) == ("seeds", 4, "A B", None)
@@ -79,8 +92,8 @@ def test_one_row_stands_for_a_method_and_methods_that_the_paper_lacks_stand_at_t
         run(20.0, "finetune"),
     ]
     table = comparison(records)[0]
-    found = rows_of(table, **HERE, paper=45.09)
-    assert [(row["method"], row["settings"], row["ours"]) for row in found] == [
+    halrp = rows_of(table, **HERE, paper=45.09)
+    assert [(row["method"], row["settings"], row["ours"]) for row in halrp] == [
         ("halrp-budget", "growth_per_task=0.026", pytest.approx(45.0)),
         ("halrp-official", "gradient_scale=10", pytest.approx(43.0)),
     ], "of one run each, that with the preset's settings"
@@ -115,10 +128,10 @@ def test_runs_unlike_the_papers_are_labelled_and_not_compared(record: dict[str, 
     assert row["ours"] == pytest.approx(45.0)
     assert (row["paper"], row["difference"], row["note"]) == (45.13, None, note)
     assert mark_of(table, **HERE, method="stl") == [""]
-    assert all_relations([record]).about.startswith("0 of 0 ")
+    assert ordered.all_relations(groups_of([record])).about.startswith("0 of 0 ")
 
 
-def test_a_record_that_does_not_say_its_epochs_is_not_compared() -> None:
+def test_a_record_without_epochs_is_not_compared() -> None:
     record = run(45.0)
     for part in ("cell", "resolved"):
         record[part] = record[part] | {"recipe": {}}
@@ -126,16 +139,16 @@ def test_a_record_that_does_not_say_its_epochs_is_not_compared() -> None:
     assert (row["difference"], row["note"]) == (None, "epochs unknown")
 
 
-def test_another_rate_or_batch_is_told() -> None:
-    found = comparison([run(45.0, recipe={"epochs": 20, "lr": 0.002, "batch": 32})])[0]
-    (row,) = rows_of(found, **HERE, method="stl")
+def test_another_rate_or_batch_is_noted() -> None:
+    noted = comparison([run(45.0, recipe={"epochs": 20, "lr": 0.002, "batch": 32})])[0]
+    (row,) = rows_of(noted, **HERE, method="stl")
     assert row["note"] == "lr 0.002, not 0.001; batch 32, not 128"
     assert row["difference"] == pytest.approx(45.0 - 45.13)
     odd = comparison([run(45.0, recipe={"epochs": 20, "lr": "fast, or slow"})])[0]
     assert str(rows_of(odd, **HERE, method="stl")[0]["note"]).startswith("lr fast, not 0.001")
 
 
-def test_an_accuracy_that_is_not_defined_says_why() -> None:
+def test_an_undefined_accuracy_has_its_reason_as_a_note() -> None:
     record = made([[0.5]] + [[0.5] * i + [None] for i in range(1, 10)], method="stl", **SPLIT)
     (row,) = rows_of(comparison([record])[0], **HERE, method="stl")
     assert row["ours"] is row["difference"] is None
@@ -147,14 +160,14 @@ def test_variants_of_a_benchmark_are_in_no_table() -> None:
     assert comparison([record]) == comparison([])
 
 
-def test_the_paper_does_not_say_how_it_trains_beside_iru() -> None:
+def test_the_paper_does_not_document_its_training_beside_iru() -> None:
     final = dict.fromkeys(range(20), 0.7)
     more: dict[str, Any] = {"stream": "cifar100-20", "backbone": "mlp", "recipe": {"epochs": 7}}
     (row,) = rows_of(comparison([stable(final, range(20), "iru", **more)])[0], benchmark="cifar100-20", method="iru")[
         1:
     ]
     assert row["difference"] == pytest.approx(70 - 65.9)
-    assert row["note"] == "quoted from the IRU paper; the paper does not say how it trains here"
+    assert row["note"] == "quoted from the IRU paper; the paper does not document its training here"
 
 
 def test_omniglots_accuracies_are_those_of_one_order() -> None:
@@ -349,22 +362,22 @@ def test_errors_of_two_methods_are_put_together() -> None:
 
 
 def test_committed_records_agree_with_their_raw_rows() -> None:
-    records = aggregate.load([RESULTS / "cifar100-split-5"]).records
-    table = comparison(records, [("cifar100-split", "lenet", 0.05)])[0]
+    records = load([RESULTS / "cifar100-split-5"]).records
+    groups, here = summarise(frames.runs(records)), Benchmark("cifar100-split", "lenet", 0.05)
+    table = built.comparison(groups, [here])[0]
     raw: dict[str, dict[str, float]] = {}
     for record in records:
-        if record["cell"]["method"] == "prd" and record["cell"].get("settings", {}).get("mode") != "official":
+        if record.method == "prd" and record.settings.get("mode") != "official":
             continue  # the short mode is not that of the preset
-        last = record["rows"][-1]["test"]
-        raw.setdefault(record["cell"]["method"], {})[record["cell"].get("order", "A")] = 100 * sum(last) / len(last)
+        last = record.rows[-1]["test"]
+        raw.setdefault(record.method, {})[record.order] = 100 * sum(last) / len(last)
     for method, by_order in raw.items():
         (row,) = rows_of(table, method=method)
         values = list(by_order.values())
         assert row["ours"] == pytest.approx(mean(values))
         if len(values) > 1:
             assert row["ours_error"] == pytest.approx(stdev(values) / math.sqrt(len(values)))
-        theirs = [one["accuracy"] for one in RAW["records"][:15] if one["method"] == paper.NAMES.get(method)]
+        theirs = [row["accuracy"] for row in RAW["records"][:15] if row["method"] == paper.NAMES.get(method)]
         assert row["difference"] == (pytest.approx(mean(values) - theirs[0]) if theirs else None)
     assert {row["benchmark"] for row in table.rows} == {"cifar100-split"}
-    whole = relations(records, "cifar100-split", "lenet", 0.05)
-    assert whole.rows == all_relations(records, [("cifar100-split", "lenet", 0.05)]).rows
+    assert ordered.relations(groups, here).rows == ordered.all_relations(groups, [here]).rows

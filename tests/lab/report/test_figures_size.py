@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from halrp.lab.report import figures_size as built
-from halrp.lab.report.grouped import Grouped
 from tests.lab.made_records import made, older
 from tests.lab.report.made import joint, steady, with_facts
 from tests.lab.report.test_figures_accuracy import HERE, chart, field, grouped, series
@@ -142,5 +141,5 @@ def test_records_that_do_not_tell_scores_have_no_spectra(scores: object) -> None
 
 
 def test_records_of_today_without_facts_have_sizes_alone() -> None:
-    runs = Grouped.of([made([[0.5], [0.5, 0.5]])])
+    runs = grouped(made([[0.5], [0.5, 0.5]]))
     assert [figure.key for figure in built.figures(runs)] == ["frontier", "growth"]

@@ -27,17 +27,17 @@ def test_every_row_of_the_facts_is_there_once_with_its_own_numbers() -> None:
     }
     datasets = {ours: theirs for theirs, ours in paper.STREAMS.items()}
     networks = {ours: theirs for theirs, ours in paper.BACKBONES.items()}
-    found = {
-        (datasets[one.stream], networks[one.backbone], one.fraction, one.method): (
-            one.accuracy,
-            one.std,
-            one.mopd,
-            one.aopd,
+    printed = {
+        (datasets[row.benchmark.stream], networks[row.benchmark.backbone], row.benchmark.fraction, row.method): (
+            row.accuracy,
+            row.std,
+            row.mopd,
+            row.aopd,
         )
-        for one in paper.printed()
-        if one.table != "4"
+        for row in paper.printed()
+        if row.table != "4"
     }
-    assert found == rows
+    assert printed == rows
     assert len(paper.printed()) == len(rows) + len(RAW["iru_table"]) == 234 + 9
 
 
@@ -45,8 +45,8 @@ def test_our_names_exist() -> None:
     assert set(paper.STREAMS.values()) <= set(streams.STREAMS)
     assert set(paper.BACKBONES.values()) <= set(backbones.BACKBONES)
     assert set(paper.NAMES) <= set(methods.METHODS)
-    assert {name for one in paper.ablation() for name in one.ours} <= set(methods.METHODS)
-    assert all(one.ours for one in paper.printed()), "every method of the paper is one of ours"
+    assert {name for row in paper.ablation() for name in row.ours} <= set(methods.METHODS)
+    assert all(row.ours for row in paper.printed()), "every method of the paper is one of ours"
 
 
 @pytest.mark.parametrize(
@@ -62,21 +62,24 @@ def test_our_names_exist() -> None:
     ],
 )
 def test_lookup(
-    where: paper.Place, method: str, accuracy: float, std: float | None, mopd: float | None, aopd: float | None
+    where: tuple[str, str, float],
+    method: str,
+    accuracy: float,
+    std: float | None,
+    mopd: float | None,
+    aopd: float | None,
 ) -> None:
-    found = paper.lookup(*where, method)
-    assert found is not None
-    assert (found.accuracy, found.std, found.mopd, found.aopd) == (accuracy, std, mopd, aopd)
+    row = paper.lookup(*where, method)
+    assert row is not None
+    assert (row.accuracy, row.std, row.mopd, row.aopd) == (accuracy, std, mopd, aopd)
 
 
-def test_three_of_ours_are_held_against_halrp() -> None:
+def test_three_of_ours_are_compared_with_halrp() -> None:
     where = ("cifar100-superclass", "lenet", 0.25)
-    found = {paper.lookup(*where, f"halrp-{name}") for name in ("budget", "official", "paper")}
-    assert len(found) == 1
-    (one,) = found
-    assert one is not None
-    assert one.method == "HALRP"
-    assert one.ours == ("halrp-budget", "halrp-official", "halrp-paper")
+    (row,) = {paper.lookup(*where, f"halrp-{name}") for name in ("budget", "official", "paper")}
+    assert row is not None
+    assert row.method == "HALRP"
+    assert row.ours == ("halrp-budget", "halrp-official", "halrp-paper")
 
 
 def test_a_fraction_is_found_however_it_was_computed() -> None:
@@ -98,24 +101,24 @@ def test_methods_that_the_paper_does_not_print_are_compared_with_nothing() -> No
         assert paper.lookup("cifar100-split", "lenet", 0.05, method) is None
 
 
-def test_places_are_in_the_papers_order() -> None:
-    places = paper.places()
-    assert places[:2] == (("cifar100-split", "lenet", 0.05), ("cifar100-split", "lenet", 0.25))
-    assert places[8:11] == (("pmnist", "lenet", 1.0), ("five", "alexnet", 1.0), ("five", "resnet18", 1.0))
-    assert len(places) == len(set(places)) == 19
-    assert [one.method for one in paper.at(("pmnist", "lenet", 1.0))][-2:] == ["HALRP", "IBPWF"]
+def test_benchmarks_are_in_the_papers_order() -> None:
+    benchmarks = paper.benchmarks()
+    assert benchmarks[:2] == (("cifar100-split", "lenet", 0.05), ("cifar100-split", "lenet", 0.25))
+    assert benchmarks[8:11] == (("pmnist", "lenet", 1.0), ("five", "alexnet", 1.0), ("five", "resnet18", 1.0))
+    assert len(benchmarks) == len(set(benchmarks)) == 19
+    assert [row.method for row in paper.at(paper.Benchmark("pmnist", "lenet", 1.0))][-2:] == ["HALRP", "IBPWF"]
 
 
 def test_the_ablation_and_the_comparison_with_iru() -> None:
-    assert [(one.alpha, one.n_r, one.accuracy, one.std, one.size) for one in paper.ablation()] == [
+    assert [(row.alpha, row.n_r, row.accuracy, row.std, row.size) for row in paper.ablation()] == [
         (row["alpha"], row["n_r"], row["accuracy"], row["std"], row["relative_size"]) for row in RAW["ablation_table"]
     ]
-    assert [one.ours for one in paper.ablation()][-2:] == [("lrp",), ("random-lrp",)]
-    assert [(one.accuracy, one.std) for one in paper.iru()] == [
+    assert [row.ours for row in paper.ablation()][-2:] == [("lrp",), ("random-lrp",)]
+    assert [(row.accuracy, row.std) for row in paper.iru()] == [
         (row["accuracy"], row["std"]) for row in RAW["iru_table"]
     ]
-    assert [one.note for one in paper.iru() if one.method == "HALRP"] == ["", "", ""]
-    assert {one.note for one in paper.iru() if one.method != "HALRP"} == {"quoted from the IRU paper"}
+    assert [row.note for row in paper.iru() if row.method == "HALRP"] == ["", "", ""]
+    assert {row.note for row in paper.iru() if row.method != "HALRP"} == {"quoted from the IRU paper"}
 
 
 @pytest.mark.parametrize(
@@ -131,6 +134,6 @@ def test_the_schedules_are_those_of_the_presets(name: str) -> None:
     assert paper.schedule(preset["stream"], preset["backbone"]) == (recipe["epochs"], recipe["lr"], recipe["batch"])
 
 
-def test_there_is_no_schedule_where_the_paper_does_not_tell_it() -> None:
+def test_there_is_no_schedule_where_the_paper_does_not_document_it() -> None:
     assert paper.schedule("pmnist-20", "mlp") is None
     assert paper.schedule("cifar100-split", "alexnet") is None

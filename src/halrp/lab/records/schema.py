@@ -1,55 +1,64 @@
-"""Reading records back, whatever their age: which files hold one, and what a run was.
+"""What a record of a run contains, as typed values: the file format, its versions, its checks.
 
-Records of an older format lack some values. They are missing then, and nothing is put in their place, except what a
-cell leaves out because it is the default.
+A record is one JSON object: `cell` (the configuration without its defaults), `resolved` (the same with every value),
+`environment`, and `rows`, one per task in the order of the stream. Version 2 adds `method`, what a report needs to know
+of the method (title, defaults of its settings, properties), and `checksum`, over everything else. Records of earlier
+versions lack values; those are missing in a `Record`, too, and nothing is guessed. For them, and to compare records of
+several versions, `reference/defaults.json` has the defaults of the package's own methods. So neither torch nor any
+method is imported here.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-import safetensors
-from torch import nn
+from halrp.errors import DamagedError, HalrpError
+from halrp.lab.reference import load_reference
+from halrp.lab.registry import METHODS
 
-from halrp import Recipe
-from halrp.errors import DamagedError, HalrpError, SettingError
-from halrp.lab import methods
-from halrp.lab.run import runner
-from halrp.lab.run.cell import describe_all
-from halrp.provenance import describe
-from halrp.store import atomic
-
-Record: TypeAlias = dict[str, Any]
+VERSION = 2
+UNFINISHED = ".unfinished"
+"""Suffix of the file that holds an interrupted run."""
+TIMES = ("seconds", "stages", "peak_bytes")
+"""Entries of a row that differ from run to run."""
 NUMBERS = ("parameters", "bytes", "counted", "seconds", "peak_bytes")
-"""What of a row is a number, where it is there."""
+"""Entries of a row that are numbers, where they are present."""
+
+Raw: TypeAlias = dict[str, Any]
+"""A record as JSON."""
+Row: TypeAlias = Mapping[str, Any]
+"""What was measured after one task, as JSON."""
 
 
-class Problem(NamedTuple):
-    """A file that no table uses."""
-
-    path: Path
-    kind: str
-    """One of damaged, unfinished, duplicate, and other for JSON that is no record of a run."""
-    reason: str
+class NotARecord(HalrpError):  # noqa: N818  (reads as what it says)
+    """The file is intact JSON, and something else than a record."""
 
 
-class Loaded(NamedTuple):
-    """What was found."""
+class Setup(NamedTuple):
+    """The experimental setup: what runs have to share to be compared in one table."""
 
-    records: list[Record]
-    problems: list[Problem]
+    stream: str
+    backbone: str
+    network: str
+    """Settings of the backbone that are not its defaults, as text."""
+    fraction: float
+    tasks: int
+    epochs: int | None
+    """Of each task; None if the record does not include it."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """What a record tells about its run."""
+class Record:
+    """One finished run."""
 
     method: str
     stream: str
@@ -57,125 +66,106 @@ class Run:
     order: str
     seed: int
     fraction: float
-    settings: dict[str, Any]
-    """Those of the method that are not its defaults of today."""
-    recipe: dict[str, Any]
-    """Those of the recipe that are not its defaults of today; epochs are told apart."""
-    network: dict[str, Any]
+    settings: Mapping[str, Any]
+    """Settings of the method that differ from its current defaults."""
+    recipe: Mapping[str, Any]
+    """Settings of the recipe that differ from its current defaults, without epochs."""
+    network: Mapping[str, Any]
     epochs: int | None
-    """None if the record does not say."""
-    machine: tuple[Any, ...]
-    """What seconds depend on."""
-    rows: list[dict[str, Any]]
-    cell: dict[str, Any]
+    defaults: Mapping[str, Any]
+    """The current defaults of the method's settings; for a method that is not the package's, those it was run with."""
+    first_decides: bool
+    """Whether each task depends on the first one and on itself alone; False for unknown methods and settings."""
+    environment: Mapping[str, Any]
+    rows: tuple[Row, ...]
 
     @staticmethod
-    def of(record: Mapping[str, Any]) -> Run:
-        """Look into a record."""
-        cell, resolved = record["cell"], record.get("resolved") or {}
-        method = cell["method"]
-        known = methods.METHODS.get(method)
-        # A record that says all values is asked first: what was a default then may not be one today.
+    def of(raw: Mapping[str, Any]) -> Record:
+        """Read a record from its JSON, which is taken to be valid; `parse` checks it."""
+        cell, resolved = raw["cell"], raw.get("resolved") or {}
+        stored = raw.get("method") or {}
+        # Records of one method share today's defaults, so that equal settings have equal texts.
+        defaults = _defaults()["methods"].get(cell["method"]) or stored.get("settings") or {}
+        # The resolved values come first: what was a default when the record was written may not be one today.
         settings = resolved.get("settings") or cell.get("settings") or {}
         recipe = dict(resolved.get("recipe") or cell.get("recipe") or {})
         epochs = recipe.pop("epochs", None)
-        environment = record.get("environment") or {}
-        return Run(
-            method=method,
+        return Record(
+            method=cell["method"],
             stream=cell["stream"],
             backbone=cell["backbone"],
             order=cell.get("order", "A"),
             seed=cell.get("seed", 0),
             fraction=float(cell.get("fraction", 1.0)),
-            settings=_unlike(settings, {} if known is None else describe_all(known.settings())),
-            recipe=_unlike(recipe, describe(Recipe())),
+            settings=_unlike(settings, defaults),
+            recipe=_unlike(recipe, _defaults()["recipe"]),
             network=cell.get("network") or {},
             epochs=epochs,
-            machine=tuple(environment.get(key) for key in ("machine", "threads")),
-            rows=record["rows"],
-            cell=cell,
+            defaults=defaults,
+            first_decides=_first_decides(cell["method"], settings, defaults, stored),
+            environment=raw.get("environment") or {},
+            rows=tuple(raw["rows"]),
         )
 
     @property
     def tasks(self) -> int:
-        """How many tasks were learned."""
+        """The number of tasks that were learned."""
         return len(self.rows)
 
     @property
-    def place(self) -> tuple[Any, ...]:
-        """What runs have to share to stand in one table."""
-        epochs = -1 if self.epochs is None else self.epochs
-        return self.stream, self.backbone, text(self.network), self.fraction, self.tasks, epochs
+    def setup(self) -> Setup:
+        """What it shares with the runs that it is compared with."""
+        return Setup(self.stream, self.backbone, as_text(self.network), self.fraction, self.tasks, self.epochs)
 
     @property
-    def kind(self) -> tuple[Any, ...]:
-        """What runs have to share to be repeats of each other, under other orders and seeds."""
-        return *self.place, self.method, text(self.settings), text(self.recipe), self.shows_first
-
-    @property
-    def shows_first(self) -> bool:
-        """Whether the order is called first-K: the run is there to show what comes of K as the first task."""
+    def first_order(self) -> bool:
+        """Whether the order is called first-K: the run shows the effect of K as the first task."""
         return re.fullmatch(r"first-\d+", self.order) is not None
 
     @property
-    def first(self) -> int:
-        """The identity of the first task."""
-        return int(self.rows[0]["identity"])
+    def values(self) -> dict[str, Any]:
+        """All known settings of the method and the recipe, defaults included."""
+        return {**_defaults()["recipe"], **self.defaults, **self.recipe, **self.settings}
 
-    def sorting(self) -> tuple[Any, ...]:
-        """Where in a table the run stands: methods as they are registered, the plainest settings first."""
-        known = list(methods.METHODS)
+    @property
+    def repetition(self) -> tuple[Any, ...]:
+        """What the order and seed of a run are repetitions of, as a key."""
+        return *self.setup, self.method, as_text(self.settings), as_text(self.recipe), self.first_order
+
+    def sort_key(self) -> tuple[Any, ...]:
+        """The position in a table: by setup, then methods as registered, then the plainest settings first."""
+        known = list(METHODS)
         rank = known.index(self.method) if self.method in known else len(known)
-        return *self.place, rank, *self.kind[-4:], self.first if self.shows_first else -1, self.order, self.seed
-
-    def first_decides(self) -> bool:
-        """Whether tasks depend on the first one and on themselves alone; no if the method cannot be made any more."""
-        try:
-            recipe = Recipe()
-            made = methods.make(self.method, methods.Context(_unbuilt, recipe), **(self.cell.get("settings") or {}))
-        except (HalrpError, TypeError, ValueError):
-            return False
-        return made.first_decides
+        *setup, epochs = self.setup
+        first = int(self.rows[0]["identity"]) if self.first_order else -1
+        group = rank, *self.repetition[-4:]
+        return *setup, -1 if epochs is None else epochs, *group, first, self.order, self.seed
 
     def number(self, position: int, name: str) -> float | None:
-        """A size or time at a position; None if the record does not say."""
+        """A size or time at a position; None if the record does not include it."""
         value = self.rows[position].get(name)
         return None if value is None else float(value)
 
 
-def load(paths: Iterable[str | os.PathLike[str]]) -> Loaded:
-    """Read the records in files, and in folders and all that is below them; what cannot be used is listed with why.
-
-    Of two records of the same cell the newer file counts. Hidden files and folders are passed over.
-    """
-    found: dict[str, tuple[Path, Record]] = {}
-    problems = []
-    for path in _files(paths):
-        try:
-            if path.suffix == runner.UNFINISHED:
-                problems.append(Problem(path, "unfinished", _progress(path)))
-                continue
-            record = _read(path)
-        except _OtherFileError as error:
-            problems.append(Problem(path, "other", str(error)))
-            continue
-        except HalrpError as error:
-            problems.append(Problem(path, "damaged", str(error).removeprefix(f"{path} is ")))
-            continue
-        run = Run.of(record)
-        name = json.dumps([run.kind, run.order, run.seed])
-        if name in found:
-            older, newer = sorted(((path, record), found[name]), key=lambda one: (one[0].stat().st_mtime_ns, one[0]))
-            same = runner.without_times(older[1])["rows"] == runner.without_times(newer[1])["rows"]
-            note = "with the same results" if same else "with OTHER results"
-            problems.append(Problem(older[0], "duplicate", f"{newer[0]} is a newer record of the same cell, {note}"))
-            found[name] = newer
-        else:
-            found[name] = path, record
-    return Loaded([record for _, record in found.values()], problems)
+@cache
+def _defaults() -> Mapping[str, Any]:
+    return load_reference("defaults")
 
 
-def text(values: Mapping[str, Any]) -> str:
+def _first_decides(
+    method: str, settings: Mapping[str, Any], defaults: Mapping[str, Any], stored: Mapping[str, Any]
+) -> bool:
+    if "first_decides" in stored:
+        return stored["first_decides"] is True
+    entry = METHODS.get(method)
+    return entry is not None and set(settings) <= set(defaults) and entry.properties_with(settings).first_decides
+
+
+def _unlike(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in defaults or defaults[name] != value}
+
+
+def as_text(values: Mapping[str, Any]) -> str:
     """Settings as a short text: "growth_per_task=0.026, view=full"."""
     return ", ".join(f"{_short(name)}={_short(value)}" for name, value in sorted(values.items()))
 
@@ -186,64 +176,59 @@ def _short(value: object) -> str:
     return value if isinstance(value, str) and value.isprintable() else json.dumps(value, separators=(",", ":"))
 
 
-def _unlike(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name not in defaults or defaults[name] != value}
+# ---- files --------------------------------------------------------------------------------------------------------
 
 
-def _unbuilt(classes: int, seed: int) -> nn.Module:
-    raise AssertionError("a method builds a network only when it learns")
+def seal(raw: Raw) -> Raw:
+    """The record with its version and the checksum of its content."""
+    content: Raw = json.loads(json.dumps({"version": VERSION, **raw}))
+    return content | {"checksum": checksum(content)}
 
 
-class _OtherFileError(HalrpError):
-    """The file is whole, and no record."""
+def checksum(raw: Raw) -> str:
+    """The SHA-256 of all of a record but its checksum."""
+    content = {name: value for name, value in raw.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    found: dict[Path, Path] = {}
-    for path in map(Path, paths):
-        if path.is_file():
-            found.setdefault(path.resolve(), path)
-        elif not path.is_dir():
-            raise SettingError(f"{path} does not exist; name a record, or a folder of records")
-        for one in sorted(path.rglob("*")) if path.is_dir() else ():
-            hidden = any(part.startswith(".") for part in one.relative_to(path).parts)
-            if one.suffix in (".json", runner.UNFINISHED) and one.is_file() and not hidden:
-                found.setdefault(one.resolve(), one)
-    return list(found.values())
-
-
-def _progress(path: Path) -> str:
+def read(path: str | os.PathLike[str]) -> Raw:
+    """Read a record as JSON; a file that is not a complete record is a `DamagedError`."""
+    path = Path(path)
     try:
-        with safetensors.safe_open(path, "pt") as file:
-            facts = json.loads(file.metadata()["facts"])
-        done, wanted = len(facts["rows"]), facts["cell"].get("tasks")
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        RuntimeError,
-        safetensors.SafetensorError,
-    ) as e:
-        raise DamagedError(f"not the state of a run ({type(e).__name__}: {e})") from e
-    return f"{done}{'' if wanted is None else f' of {wanted}'} tasks done"
+        return complete(json.loads(path.read_text("utf-8")), path)
+    except (OSError, ValueError, RecursionError) as error:
+        raise DamagedError(f"{path} is not a record ({type(error).__name__}: {error}); move it away") from error
 
 
-def _read(path: Path) -> Record:
-    """Read a record whose every value is of the right kind."""
+def complete(raw: Any, path: Path) -> Raw:
+    """The content of a file, once it is known to be a complete, unchanged record."""
     try:
-        found = json.loads(atomic.read(path).decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise DamagedError(f"not JSON ({type(error).__name__}: {error})") from error
-    if not isinstance(found, dict) or "cell" not in found:
-        raise _OtherFileError("not a record of a run")
-    record = runner.read(path)
-    cell, rows = record["cell"], record["rows"]
+        rows = raw["rows"]
+        in_order = all(len(row["test"]) == i + 1 and row["position"] == i for i, row in enumerate(rows))
+        whole = isinstance(raw["cell"]["method"], str) and len(rows) > 0 and in_order
+    except (KeyError, TypeError) as error:
+        raise DamagedError(f"{path} is not a record ({type(error).__name__}: {error}); move it away") from error
+    if not whole:
+        raise DamagedError(f"{path} is not a complete record: its rows do not follow each other; move it away")
+    if "checksum" in raw and raw["checksum"] != checksum(raw):
+        raise DamagedError(f"{path} is not what the run wrote: its checksum does not match; move it away")
+    return dict(raw)
+
+
+def without_times(raw: Raw) -> Raw:
+    """A record without what differs from run to run, to compare two of them."""
+    rows = [{k: v for k, v in row.items() if k not in TIMES} for row in raw["rows"]]
+    return {"cell": raw["cell"], "resolved": raw.get("resolved"), "rows": rows}
+
+
+def check(raw: Raw) -> Record:
+    """The record, once every value has been checked for its type and range."""
+    cell, rows = raw["cell"], raw["rows"]
     try:
-        both = cell, record.get("resolved") or {}
-        parts = [record.get("environment"), *(part.get(n) for part in both for n in ("settings", "recipe", "network"))]
-        good = {
+        both = cell, raw.get("resolved") or {}
+        parts = [raw.get("environment"), raw.get("method")]
+        parts += [part.get(name) for part in both for name in ("settings", "recipe", "network")]
+        valid = {
             "configuration": all(_printable(cell.get(name)) for name in ("method", "stream", "backbone"))
             and _printable(cell.get("order", "A"))
             and isinstance(cell.get("seed", 0), int)
@@ -253,14 +238,15 @@ def _read(path: Path) -> Record:
             and all(isinstance((part.get("recipe") or {}).get("epochs", 0), int) for part in both),
             "identities": all(isinstance(row["identity"], int) for row in rows)
             and len({row["identity"] for row in rows}) == len(rows),
-            "accuracies": all(one is None or (_number(one) and one <= 1) for row in rows for one in row["test"]),
+            "accuracies": all(v is None or (_number(v) and v <= 1) for row in rows for v in row["test"]),
             "sizes or times": all(row.get(name) is None or _number(row[name]) for row in rows for name in NUMBERS),
         }
-        if wrong := [name for name, fine in good.items() if not fine]:
-            raise DamagedError(f"a record with impossible {', '.join(wrong)}; move it away")
-        Run.of(record).sorting()
+        if invalid := [name for name, correct in valid.items() if not correct]:
+            raise DamagedError(f"a record with impossible {', '.join(invalid)}; move it away")
+        record = Record.of(raw)
+        record.sort_key()
     except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise DamagedError(f"not a whole record ({type(error).__name__}: {error}); move it away") from error
+        raise DamagedError(f"not a complete record ({type(error).__name__}: {error}); move it away") from error
     return record
 
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from halrp.lab.report.chart import Chart, Series
-from halrp.lab.report.figure import Axis, Figure, Plot
+from halrp.lab.report.figure import Axis, Chart, Figure, HeatMap, Plot, Series
 from halrp.lab.report.grouped import (
     MAIN,
     Array,
@@ -20,7 +19,6 @@ from halrp.lab.report.grouped import (
     rounded,
     run_label,
 )
-from halrp.lab.report.heat_map import HeatMap
 
 
 def figures(grouped: Grouped) -> tuple[Figure, ...]:

@@ -7,10 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from halrp.lab.records import metrics
-from halrp.lab.records.aggregate import machine, time_units
 from halrp.lab.records.metrics import UndefinedMetric
-from halrp.lab.report.chart import Chart, Series
-from halrp.lab.report.figure import Axis, Figure, Plot
+from halrp.lab.report.figure import Axis, Chart, Figure, Plot, Series
 from halrp.lab.report.grouped import MAIN, Array, Group, Grouped, Measured, Place, any_known, figure_of, rounded
 
 
@@ -22,11 +20,10 @@ def figures(grouped: Grouped) -> tuple[Figure, ...]:
 
 def time(grouped: Grouped) -> Figure | None:
     """Seconds of each task and of all tasks so far, as multiples of those of the first task of `stl`."""
-    units = time_units(one.run for _, _, one in grouped.each())
 
     def ratios(one: Measured, cumulative: bool) -> Array:
         try:
-            times = metrics.time_ratios(one.column("seconds"), units.get(machine(one.run), np.nan))
+            times = metrics.time_ratios(one.column("seconds"), one.row["time_unit"])
         except UndefinedMetric:
             return np.full(one.run.tasks, np.nan)
         return np.array(times.cumulative if cumulative else times.per_task)

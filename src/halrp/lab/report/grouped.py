@@ -1,14 +1,9 @@
-"""What figures are built from: the runs of all records, measured once and grouped by place and by method.
-
-A place is what runs have to share to be compared. A group is what is repeated there under other orders and seeds. All
-numbers of runs and groups are those of `halrp.lab.records.aggregate`, so that figures and tables cannot differ.
-"""
+"""The frames of a study as objects, for the builders of figures: setups, their groups, and the runs of each."""
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -16,38 +11,31 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from halrp import Recipe
 from halrp.lab import registry
-from halrp.lab.methods import METHODS
 from halrp.lab.records import metrics
-from halrp.lab.records.aggregate import Row, runs_table, summary
-from halrp.lab.records.schema import Record, Run, text
+from halrp.lab.records.schema import Record
 from halrp.lab.report import paper
 from halrp.lab.report.figure import Figure, Plot
 from halrp.lab.report.paper import Printed
-from halrp.lab.report.usual import chosen
-from halrp.lab.run.cell import describe_all
-from halrp.provenance import describe
+from halrp.lab.report.study import Study
 
-STREAMS = {name: entry.title for name, entry in registry.STREAMS.items()}
-BACKBONES = {name: entry.title for name, entry in registry.BACKBONES.items()}
 MAIN = " Of several settings of a method, those of the benchmark's preset are shown, or else those with the most runs."
-"""Said of figures that show `Place.main`."""
+"""Part of the text of figures that show representatives of methods."""
 
 Array: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One run and what is measured on it."""
+    """One run and its metrics."""
 
-    run: Run
-    row: Row
-    """Its row of `halrp.lab.records.aggregate.runs_table`."""
+    run: Record
+    row: Mapping[str, Any]
+    """Its row of `Study.runs`."""
 
     @cached_property
     def matrix(self) -> Array:
-        """Accuracies in % by position after each position: (tasks, tasks), NaN where nothing was told."""
+        """Accuracies in % by position after each position: (tasks, tasks), NaN where one was not measured."""
         return metrics.accuracy_matrix(self.run.rows)
 
     @property
@@ -56,7 +44,7 @@ class Measured:
         return self.run.order, self.run.seed
 
     def column(self, name: str) -> Array:
-        """A number of every row of the record: (tasks,), NaN where the record does not say."""
+        """A number of every row of the record: (tasks,), NaN where the record lacks it."""
         values = (self.run.number(position, name) for position in range(self.run.tasks))
         return np.array([np.nan if value is None else value for value in values])
 
@@ -67,53 +55,63 @@ class Measured:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one method with the same settings at one place, which differ in order and seed."""
+    """Runs of one method with the same settings in one setup, which differ in order and seed."""
 
-    method: str
-    apart: str
-    """The settings that tell it from other groups of the method at the place; empty if there is none."""
-    values: Mapping[str, Any]
-    """All settings of method and recipe that are known, those left at their defaults included."""
     runs: tuple[Measured, ...]
-    row: Row
-    """Its row of `halrp.lab.records.aggregate.summary`."""
+    row: Mapping[str, Any]
+    """Its row of `Study.groups`."""
+
+    @property
+    def method(self) -> str:
+        """The name of the method."""
+        return str(self.row["method"])
+
+    @property
+    def apart(self) -> str:
+        """The settings that distinguish it from other groups of the method in the setup; empty if there are none."""
+        return str(self.row["variant"])
 
     @property
     def name(self) -> str:
         """The method, and its settings where they are needed."""
-        return f"{self.method} ({self.apart})" if self.apart else self.method
+        return str(self.row["name"])
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """All known settings of method and recipe, defaults included."""
+        return dict(self.row["values"])
 
     @property
     def shows_first(self) -> bool:
         """Whether its orders are called first-K."""
-        return self.runs[0].run.shows_first
+        return bool(self.row["first_order"])
 
     @property
     def repeats(self) -> str:
-        """How many runs there are, in words."""
+        """The number of runs, in words."""
         return "1 run" if len(self.runs) == 1 else f"{len(self.runs)} runs"
 
     def number(self, name: str) -> float | None:
         """A number of its row; None if it has no value."""
         value = self.row[name]
-        return float(value) if isinstance(value, (int, float)) else None
+        return float(value) if isinstance(value, (int, float)) and not math.isnan(value) else None
 
     def mean(self, values: Iterable[Array]) -> Array:
         """The mean over runs of arrays by position; NaN where one of the runs has no value."""
-        found: Array = np.mean(np.stack(list(values)), axis=0)
-        return found
+        mean: Array = np.mean(np.stack(list(values)), axis=0)
+        return mean
 
 
 @dataclass(frozen=True)
-class Place:
-    """All groups of one stream, backbone, network, data fraction, number of tasks and epochs."""
+class SetupGroups:
+    """All groups of one setup."""
 
     label: str
     groups: tuple[Group, ...]
 
     @property
-    def run(self) -> Run:
-        """One of its runs, to ask where it was."""
+    def run(self) -> Record:
+        """One of its runs, for what all of them share."""
         return self.groups[0].runs[0].run
 
     @property
@@ -121,104 +119,76 @@ class Place:
         """Positions in the stream, counted from 1."""
         return tuple(range(1, self.run.tasks + 1))
 
-    @cached_property
+    @property
     def distinct(self) -> tuple[Group, ...]:
         """One group for each method and settings: that under orders first-K only where there is no other."""
-        plain = {(group.method, group.apart) for group in self.groups if not group.shows_first}
-        return tuple(g for g in self.groups if not g.shows_first or (g.method, g.apart) not in plain)
+        return tuple(group for group in self.groups if group.row["distinct"])
 
-    @cached_property
+    @property
     def main(self) -> tuple[Group, ...]:
-        """One group for each method: see `halrp.lab.report.usual`."""
-        methods: dict[str, list[Group]] = {}
-        for group in self.distinct:
-            methods.setdefault(group.method, []).append(group)
-        return tuple(chosen(groups, lambda group: group.row) for groups in methods.values())
+        """One group for each method: see `halrp.lab.report.representative`."""
+        return tuple(group for group in self.groups if group.row["representative"])
 
     @property
     def whole(self) -> bool:
-        """Whether all tasks of a benchmark were learned, so that the paper's results may stand beside ours."""
-        about = registry.STREAMS.get(self.run.stream)
-        return about is not None and about.tasks == self.run.tasks
+        """Whether all tasks of a benchmark were learned, so that the paper's results can be compared with ours."""
+        entry = registry.STREAMS.get(self.run.stream)
+        return entry is not None and entry.tasks == self.run.tasks
 
     def printed(self, method: str) -> Printed | None:
-        """What the paper prints for a method here; None if nothing can be held against it."""
+        """What the paper prints for a method here; None if nothing can be compared with it."""
         run = self.run
         return paper.lookup(run.stream, run.backbone, run.fraction, method) if self.whole else None
 
 
 @dataclass(frozen=True)
 class Grouped:
-    """All runs of some records, by place."""
+    """All runs of a study, by setup."""
 
-    places: tuple[Place, ...]
+    setups: tuple[SetupGroups, ...]
 
     @staticmethod
-    def of(records: Iterable[Record]) -> Grouped:
-        """Measure records and group them; places, methods and runs are in the order of the tables."""
-        records = list(records)
-        runs = sorted(map(Run.of, records), key=Run.sorting)
-        measured = [Measured(run, row) for run, row in zip(runs, runs_table(records), strict=True)]
-        kinds: dict[tuple[Any, ...], list[Measured]] = {}
-        for one in measured:
-            kinds.setdefault(one.run.kind, []).append(one)
-        by_place: dict[tuple[Any, ...], list[tuple[list[Measured], Row]]] = {}
-        for members, row in zip(kinds.values(), summary(records), strict=True):
-            by_place.setdefault(members[0].run.place, []).append((members, row))
-        labels = place_labels([here[0][0][0].run for here in by_place.values()])
+    def of(study: Study) -> Grouped:
+        """The rows of a study's frames."""
+        members: dict[int, list[Measured]] = {}
+        for row in study.runs.to_dict("records"):
+            members.setdefault(row["group"], []).append(Measured(row["record"], row))
+        rows = dict(zip(study.groups.index, study.groups.to_dict("records"), strict=True))
         return Grouped(
-            tuple(Place(label, _groups(here)) for label, here in zip(labels, by_place.values(), strict=True))
+            tuple(
+                SetupGroups(label, tuple(Group(tuple(members[i]), rows[i]) for i in groups.index))
+                for label, groups in study.setups.items()
+            )
         )
 
-    def each(self) -> Iterator[tuple[Place, Group, Measured]]:
-        """Every run, with its group and place."""
-        for place in self.places:
-            for group in place.groups:
-                for one in group.runs:
-                    yield place, group, one
+    @property
+    def places(self) -> tuple[SetupGroups, ...]:
+        """The setups, by the name that builders of figures use."""
+        return self.setups
+
+    def each(self) -> Iterator[tuple[SetupGroups, Group, Measured]]:
+        """Every run, with its group and setup."""
+        for setup in self.setups:
+            for group in setup.groups:
+                for run in group.runs:
+                    yield setup, group, run
 
 
-def run_label(place: Place, group: Group, one: Measured) -> str:
+Place = SetupGroups
+
+
+def run_label(setup: SetupGroups, group: Group, run: Measured) -> str:
     """A name for a run that no other has."""
-    return f"{place.label} · {group.name} · order {one.run.order} · seed {one.run.seed}"
-
-
-def stream_title(name: str) -> str:
-    """A stream as it is written in a text; a variant is told in brackets."""
-    plain, _, variant = name.partition("@")
-    title = STREAMS.get(plain, plain)
-    return f"{title} ({variant.replace('@', ', ')})" if variant else title
-
-
-def place_labels(runs: Sequence[Run]) -> list[str]:
-    """Names of places, given a run of each: longer where several would have the same."""
-    labels = [
-        f"{stream_title(run.stream)} · {BACKBONES.get(run.backbone, run.backbone)} · {100 * run.fraction:g} %"
-        for run in runs
-    ]
-    details = [
-        (
-            text(run.network),
-            f"{run.tasks} task{'s' * (run.tasks != 1)}",
-            "epochs unknown" if run.epochs is None else f"{run.epochs} epoch{'s' * (run.epochs != 1)}",
-        )
-        for run in runs
-    ]
-    found = []
-    for label, detail in zip(labels, details, strict=True):
-        same = [other for name, other in zip(labels, details, strict=True) if name == label]
-        needed = [one for i, one in enumerate(detail) if len({other[i] for other in same}) > 1]
-        found.append(" · ".join([label, *filter(None, needed)]))
-    return found
+    return str(run.row["label"])
 
 
 def rounded(values: Iterable[float | None], digits: int = 2) -> tuple[float | None, ...]:
-    """Numbers with so many digits after the point; None for those that are missing or not finite."""
+    """Numbers with a number of digits after the point; None for those that are missing or not finite."""
     return tuple(None if v is None or not math.isfinite(v) else round(float(v), digits) + 0.0 for v in values)
 
 
 def significant(values: Iterable[float | None], digits: int = 4) -> tuple[float | None, ...]:
-    """Numbers above zero with so many digits in all, for a logarithmic axis; None for all others."""
+    """Numbers above zero with a number of significant digits, for a logarithmic axis; None for all others."""
     return tuple(
         None if v is None or not math.isfinite(v) or v <= 0 else float(f"{float(v):.{digits}g}") for v in values
     )
@@ -237,36 +207,3 @@ def is_number(value: object) -> bool:
 def any_known(values: Iterable[float | None]) -> bool:
     """Whether there is a value at all."""
     return any(value is not None for value in values)
-
-
-def default_values(method: str) -> dict[str, Any]:
-    """The defaults of today of a method's settings and of the recipe; of an unknown method, of the recipe alone."""
-    known = METHODS[method].settings() if method in METHODS else {}
-    given = {name: value for name, value in known.items() if value is not inspect.Parameter.empty}
-    return {**describe(Recipe()), **describe_all(given)}
-
-
-def _groups(here: Sequence[tuple[list[Measured], Row]]) -> tuple[Group, ...]:
-    """The groups of a place."""
-    by_method: dict[str, list[dict[str, Any]]] = {}
-    for members, _ in here:
-        run = members[0].run
-        by_method.setdefault(run.method, []).append({**run.recipe, **run.settings})
-    found = []
-    for members, row in here:
-        run = members[0].run
-        given, defaults = {**run.recipe, **run.settings}, default_values(run.method)
-        others = by_method[run.method]
-        names = {name for other in others for name in other}
-        differing = {name for name in names if len({text({name: o[name]}) if name in o else "" for o in others}) > 1}
-        found.append(Group(run.method, _apart(given, differing, defaults), {**defaults, **given}, tuple(members), row))
-    return tuple(found)
-
-
-def _apart(given: Mapping[str, Any], differing: set[str], defaults: Mapping[str, Any]) -> str:
-    """What tells settings from others: those not left at their defaults, or else the defaults that others changed."""
-    if not differing:
-        return ""
-    own = {name: value for name, value in given.items() if name in differing}
-    usual = {name: defaults[name] for name in differing if defaults.get(name) is not None}
-    return text(own or usual) or "defaults"

@@ -1,20 +1,17 @@
-"""What the paper's tables say, under our names of benchmarks, backbones and methods.
+"""The numbers of the paper's tables, under our names of benchmarks, backbones and methods.
 
 The numbers are those of `reference/paper_results.json`: accuracies, errors and disparities in %. A variant of a
-benchmark, such as `five@subset`, is another benchmark than the paper's, and nothing is found for it.
+benchmark, such as `five@subset`, is another benchmark than the paper's, and has no numbers here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from halrp.lab import registry
 from halrp.lab.reference import load_reference
-
-Place: TypeAlias = tuple[str, str, float]
-"""Where the paper prints results: stream, backbone, fraction."""
 
 NAMES = {name: entry.paper_name for name, entry in registry.METHODS.items() if entry.paper_name}
 """What our methods are called in the paper's tables. Three of ours are compared with HALRP."""
@@ -32,15 +29,22 @@ VARIANTS = {
 """Which of our methods the rows of the paper's ablation are compared with: those that have its settings."""
 
 
-@dataclass(frozen=True)
-class Printed:
-    """A row of the paper's tables; None is what is not printed."""
+class Benchmark(NamedTuple):
+    """What the paper prints results for."""
 
     stream: str
     backbone: str
     fraction: float
+    """The share of the training and validation data."""
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A row of the paper's tables; None is what is not printed."""
+
+    benchmark: Benchmark
     method: str
-    """As the paper calls it; `ours` are the names of our methods that it is held against."""
+    """As the paper calls it; `ours` are the names of our methods that it is compared with."""
     accuracy: float
     std: float | None
     """The number after ±, which the paper calls the standard error over five seeds."""
@@ -51,13 +55,8 @@ class Printed:
 
     @property
     def ours(self) -> tuple[str, ...]:
-        """Our methods that are held against this row."""
+        """Our methods that are compared with this row."""
         return tuple(name for name, theirs in NAMES.items() if theirs == self.method)
-
-    @property
-    def place(self) -> Place:
-        """Where it is printed."""
-        return self.stream, self.backbone, self.fraction
 
 
 @dataclass(frozen=True)
@@ -85,13 +84,12 @@ class Schedule(NamedTuple):
 
 @cache
 def printed() -> tuple[Printed, ...]:
-    """All results of the paper that have a benchmark and a method of ours, in its order; each is there once."""
-    everything = load_reference("paper_results")
-    found: dict[tuple[Place, str], Printed] = {}
-    for row in (*everything["records"], *everything["iru_table"]):
-        one = _printed(row)
-        found.setdefault((one.place, one.method), one)  # the paper prints some HALRP rows again beside IBPWF
-    return tuple(found.values())
+    """All results of the paper that have a benchmark and a method of ours, in its order, each once."""
+    reference = load_reference("paper_results")
+    rows: dict[tuple[Benchmark, str], Printed] = {}
+    for row in map(_printed, (*reference["records"], *reference["iru_table"])):
+        rows.setdefault((row.benchmark, row.method), row)  # the paper prints some HALRP rows again beside IBPWF
+    return tuple(rows.values())
 
 
 @cache
@@ -120,30 +118,30 @@ def ablation() -> tuple[Ablated, ...]:
 
 
 @cache
-def places() -> tuple[Place, ...]:
-    """Where the paper prints results, in its order."""
-    return tuple(dict.fromkeys(one.place for one in printed()))
+def benchmarks() -> tuple[Benchmark, ...]:
+    """What the paper prints results for, in its order."""
+    return tuple(dict.fromkeys(row.benchmark for row in printed()))
 
 
-def place_of(stream: str, backbone: str, fraction: float) -> Place:
-    """A place under which results are found; the fraction is rounded, so that 0.05 is found however it was computed."""
-    return stream, backbone, round(fraction, 6)
+def benchmark_of(stream: str, backbone: str, fraction: float) -> Benchmark:
+    """The key of results; the fraction is rounded, so that 0.05 is found however it was computed."""
+    return Benchmark(stream, backbone, round(fraction, 6))
 
 
-def at(place: Place) -> tuple[Printed, ...]:
-    """What the paper prints at a place, in its order."""
-    return _by_place().get(place_of(*place), ())
+def at(benchmark: Benchmark) -> tuple[Printed, ...]:
+    """What the paper prints for a benchmark, in its order."""
+    return _by_benchmark().get(benchmark_of(*benchmark), ())
 
 
 def lookup(stream: str, backbone: str, fraction: float, method: str) -> Printed | None:
-    """What the paper prints for a method of ours; None if it prints nothing that can be held against it."""
+    """What the paper prints for a method of ours; None if it prints nothing that can be compared with it."""
     name = NAMES.get(method)
-    return next((one for one in at((stream, backbone, fraction)) if one.method == name), None)
+    return next((row for row in at(Benchmark(stream, backbone, fraction)) if row.method == name), None)
 
 
 @cache
 def schedule(stream: str, backbone: str) -> Schedule | None:
-    """How the paper trains there; None if it does not say, as for the comparison with incremental rank updates."""
+    """How the paper trains there; None if it is not documented, as for the comparison with incremental rank updates."""
     for name, row in load_reference("paper_results")["hyperparameters_table"]["settings"].items():
         dataset, _, network = name.partition("/")
         if (STREAMS[dataset], BACKBONES[network]) == (stream, backbone):
@@ -152,16 +150,14 @@ def schedule(stream: str, backbone: str) -> Schedule | None:
 
 
 @cache
-def _by_place() -> dict[Place, tuple[Printed, ...]]:
-    return {place: tuple(one for one in printed() if one.place == place) for place in places()}
+def _by_benchmark() -> dict[Benchmark, tuple[Printed, ...]]:
+    return {benchmark: tuple(row for row in printed() if row.benchmark == benchmark) for benchmark in benchmarks()}
 
 
 def _printed(row: dict[str, Any]) -> Printed:
     quoted = row.get("reported_in", "HALRP paper") != "HALRP paper"
     return Printed(
-        stream=STREAMS[row["dataset"]],
-        backbone=BACKBONES[row["backbone"]],
-        fraction=row.get("data_fraction", 1.0),
+        benchmark=Benchmark(STREAMS[row["dataset"]], BACKBONES[row["backbone"]], row.get("data_fraction", 1.0)),
         method=ALIASES.get(row["method"], row["method"]),
         accuracy=row["accuracy"],
         std=row["std"],

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from itertools import combinations, product
 
-from halrp.lab.records.schema import Record
+from halrp.lab.records.frames import Frame
 from halrp.lab.report import paper
-from halrp.lab.report.lines import PLACE, Line, lines, percent
-from halrp.lab.report.paper import Place, Printed
+from halrp.lab.report.pairing import BENCHMARK, Pair, benchmark_columns, pairs, percent, representative_pair
+from halrp.lab.report.paper import Benchmark, Printed
 from halrp.lab.report.table import Column, Table, Value
-from halrp.lab.report.usual import chosen
 
 COLUMNS = (
-    *PLACE,
+    *BENCHMARK,
     Column("better", "more accurate", about="in the paper", filters=True),
     Column("worse", "less accurate", about="in the paper", filters=True),
     Column("paper", "paper", 2, signed=True, about="the difference of the paper's accuracies"),
@@ -25,63 +24,60 @@ COLUMNS = (
 )
 ABOUT = (
     "Pairs of methods whose accuracies differ by more than the sum of their ± in the paper, and our difference of the "
-    "same pair, in points. Of several settings of a method, those of the preset count, or else those with the most "
-    "runs, and only if tasks, epochs and network are the paper's. Each of our methods that stands for HALRP has rows."
+    "same pair, in percentage points. Of several settings of a method, those of the preset count, or else those with "
+    "the most runs, and only if tasks, epochs and network are the paper's. Each of our methods that the paper calls "
+    "HALRP has rows."
 )
 
 
-def relations(records: Iterable[Record], stream: str, backbone: str, fraction: float) -> Table:
-    """The clear orderings that the paper shows at a place, and whether they hold in our runs."""
-    place = paper.place_of(stream, backbone, fraction)
-    here = [record for record in records if _place(record) == place]
-    share = f"{percent(fraction)}".replace(".", "-")
-    key = "-".join(("relations", stream.replace("@", "-"), backbone, share))
-    return _table(
-        key, f"Orderings of methods: {stream}, {backbone}, {percent(fraction)} %", _rows(lines(here, [place]))
-    )
+def relations(groups: Frame, benchmark: Benchmark) -> Table:
+    """The clear orderings that the paper shows for one benchmark, and whether they hold in our runs."""
+    stream, backbone, share = benchmark.stream, benchmark.backbone, percent(benchmark.fraction)
+    key = "-".join(("relations", stream.replace("@", "-"), backbone, f"{share}".replace(".", "-")))
+    rows = _rows(pairs(groups, [paper.benchmark_of(*benchmark)]))
+    return _table(key, f"Orderings of methods: {stream}, {backbone}, {share} %", rows)
 
 
-def all_relations(records: Iterable[Record], only: Collection[Place] | None = None) -> Table:
-    """The clear orderings that the paper shows anywhere, or at the places that are wanted, beside ours."""
-    return _table("relations", "Orderings of methods", _rows(lines(records, only)))
+def all_relations(groups: Frame, only: Collection[Benchmark] | None = None) -> Table:
+    """The clear orderings that the paper shows anywhere, or for the given benchmarks, beside ours."""
+    return _table("relations", "Orderings of methods", _rows(pairs(groups, only)))
 
 
 def _table(key: str, title: str, rows: list[dict[str, Value]]) -> Table:
-    kept, judged = sum(row["holds"] == "yes" for row in rows), sum(row["holds"] is not None for row in rows)
-    count = f"{kept} of {judged} clear orderings of the paper hold here."
-    if judged < len(rows):
-        count += f" {len(rows) - judged} more cannot be judged, as one of the methods was not run like the paper's."
+    hold, compared = sum(row["holds"] == "yes" for row in rows), sum(row["holds"] is not None for row in rows)
+    count = f"{hold} of {compared} clear orderings of the paper hold here."
+    if compared < len(rows):
+        count += f" {len(rows) - compared} more cannot be compared, as one of the methods was not run like the paper's."
     return Table(key, title, f"{count} {ABOUT}", COLUMNS, tuple(rows))
 
 
-def _rows(found: Iterable[Line]) -> list[dict[str, Value]]:
-    standing = _chosen(found)
+def _rows(pairs: list[Pair]) -> list[dict[str, Value]]:
     rows = []
-    for place in paper.places():
-        for pair in combinations(paper.at(place), 2):
-            better, worse = sorted(pair, key=lambda one: -one.accuracy)
-            if place not in standing or not _clear(better, worse):
+    for benchmark, methods in _representatives(pairs).items():
+        for two in combinations(paper.at(benchmark), 2):
+            better, worse = sorted(two, key=lambda printed: -printed.accuracy)
+            if not _clear(better, worse):
                 continue
-            stream, backbone, fraction = place
-            shared: dict[str, Value] = {"benchmark": stream, "backbone": backbone, "data": percent(fraction)}
+            shared = benchmark_columns(benchmark)
             shared |= {"paper": better.accuracy - worse.accuracy, "paper_error": _sum(better, worse)}
-            ours = [[line for one in side.ours if (line := standing[place].get(one))] for side in (better, worse)]
+            ours = [[methods[name] for name in side.ours if name in methods] for side in (better, worse)]
             if not ours[0] or not ours[1]:
-                rows.append(shared | _names(better, worse) | {"ours": None, "ours_error": None, "holds": None})
-            rows += [shared | _held(*two) for two in product(*ours)]
+                names: dict[str, Value] = {"better": better.ours[0], "worse": worse.ours[0]}
+                rows.append(shared | names | dict.fromkeys(("ours", "ours_error", "holds")))
+            rows += [shared | _difference(*two_of_ours) for two_of_ours in product(*ours)]
     return rows
 
 
-def _chosen(found: Iterable[Line]) -> dict[Place, dict[str, Line]]:
-    """For each method at each place, the run that counts; places without any are there, too."""
-    groups: dict[Place, dict[str, list[Line]]] = {}
-    for line in found:
-        here = groups.setdefault(line.place, {})
-        if line.number("accuracy") is not None and not line.obstacles:
-            here.setdefault(line.method, []).append(line)
+def _representatives(pairs: list[Pair]) -> dict[Benchmark, dict[str, Pair]]:
+    """The pair that represents each method, for every benchmark, those without any included."""
+    candidates: dict[Benchmark, dict[str, list[Pair]]] = {}
+    for pair in pairs:
+        here = candidates.setdefault(pair.benchmark, {})
+        if pair.number("accuracy") is not None and not pair.obstacles:
+            here.setdefault(pair.method, []).append(pair)
     return {
-        place: {method: chosen(some, lambda line: line.row or {}) for method, some in here.items()}
-        for place, here in groups.items()
+        benchmark: {method: representative_pair(some) for method, some in here.items()}
+        for benchmark, here in candidates.items()
     }
 
 
@@ -95,14 +91,10 @@ def _clear(better: Printed, worse: Printed) -> bool:
     return better.accuracy - worse.accuracy > _sum(better, worse) + 1e-9
 
 
-def _names(better: Printed, worse: Printed) -> dict[str, Value]:
-    return {"better": better.ours[0], "worse": worse.ours[0]}
-
-
-def _held(better: Line, worse: Line) -> dict[str, Value]:
+def _difference(better: Pair, worse: Pair) -> dict[str, Value]:
     """Our difference between two methods, of which the first is the better one in the paper."""
-    first, second = (line.number("accuracy") or 0.0 for line in (better, worse))
-    errors = [error for line in (better, worse) if (error := line.number("error_usual")) is not None]
+    first, second = (pair.number("accuracy") or 0.0 for pair in (better, worse))
+    errors = [error for pair in (better, worse) if (error := pair.number("error_usual")) is not None]
     return {
         "better": better.method,
         "worse": worse.method,
@@ -110,8 +102,3 @@ def _held(better: Line, worse: Line) -> dict[str, Value]:
         "ours_error": math.hypot(*errors) if len(errors) == 2 else None,
         "holds": "yes" if first > second else "no",
     }
-
-
-def _place(record: Record) -> Place:
-    cell = record["cell"]
-    return paper.place_of(cell["stream"], cell["backbone"], float(cell.get("fraction", 1.0)))

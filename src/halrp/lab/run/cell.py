@@ -7,6 +7,7 @@ setting with a default does not rename existing cells; a record has all values, 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -89,6 +90,14 @@ class Cell:
         """The configuration with every default written out."""
         settings = methods.settings_of(self.method, self.settings)
         return asdict(self) | {"settings": describe_all(settings), "recipe": describe(self.make_recipe())}
+
+    def method_properties(self) -> dict[str, Any]:
+        """What a report needs to know of the method, as plain JSON, so that it need not import it."""
+        entry = registry.method(self.method)
+        defaults = {n: v for n, v in entry.settings().items() if v is not inspect.Parameter.empty}
+        method = self.make_method(methods.Context(_unbuilt, self.make_recipe()))
+        promises = {name: getattr(method, name) for name in registry.Properties._fields}
+        return {"title": entry.title, "settings": describe_all(defaults), **promises}
 
     def make_recipe(self) -> Recipe:
         """The recipe of the run."""

@@ -1,7 +1,7 @@
-"""Peak memory of a part of a run.
+"""The largest amount of memory that a piece of work had at once.
 
-On a GPU it is the device's counter of allocated memory. On a CPU it is the process's resident memory, including what
-was allocated before; Linux can reset the peak, other systems report the peak since the process started.
+On a GPU it is the device's own counter of what the run allocated. On a CPU it is the process's resident memory, with
+everything that was in it before; Linux can forget an earlier peak, other systems report the peak since the start.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from pathlib import Path
 
 import torch
 
-_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_STATUS, _FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-def reset_peak(device: torch.device) -> None:
-    """Start a new measurement."""
+def forget_peak(device: torch.device) -> None:
+    """Begin a new measurement."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
     with suppress(OSError):
-        _RESET.write_text("5")
+        _FORGET.write_text("5")
 
 
 def peak(device: torch.device) -> int:
-    """Peak memory in bytes since the measurement was started."""
+    """Bytes at the highest moment since the measurement began."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     with suppress(OSError):

@@ -1,9 +1,9 @@
 """`python -m halrp.lab.report.documents`: write the numbers of the documents from the raw records under `results/`.
 
 A part stands between two comments that name it, `<!-- begin NAME -->` and `<!-- end NAME -->`. Everything between
-them is written by this module and nothing by hand, and so are the figures under `docs/figures`; `--check` says whether
-all of them are what the records say. A figure ends with a checksum of what it shows, so that it is not stale for being
-drawn with another version of a library.
+them is written by this module and nothing by hand, and so are the figures under `docs/figures`; `--check` fails unless
+all of them agree with the records. A figure ends with a checksum of its data, so that it does not become stale when it
+is drawn with another version of a library.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from halrp.lab.records import aggregate
+from halrp.lab.records.loading import load
 from halrp.lab.registry import METHODS
-from halrp.lab.report.documents.methods import Place, demo_table, main_table, method_table, methods_table, orderings
+from halrp.lab.report.documents.methods import Study as BenchmarkStudy
+from halrp.lab.report.documents.methods import demo_table, main_table, method_table, methods_table, orderings
 from halrp.lab.report.documents.speed import decoding_table, ratios_table, times_table
 from halrp.lab.report.documents.studies import (
-    course_table,
     grid_table,
     orders_table,
+    progress_table,
     settings_table,
     sizes_table,
     statistics_table,
@@ -32,32 +33,33 @@ from halrp.lab.report.documents.studies import (
 from halrp.lab.report.figure import Plot
 from halrp.lab.report.figures_accuracy import final_accuracy
 from halrp.lab.report.figures_size import frontier
+from halrp.lab.report.files import drawn
 from halrp.lab.report.grouped import Grouped
-from halrp.lab.report.image import render
+from halrp.lab.report.study import Study
 from halrp.store import atomic
 
-NINE = tuple(name for name, entry in METHODS.items() if entry.has_page)
+WITH_PAGES = tuple(name for name, entry in METHODS.items() if entry.has_page)
 """Methods that have a page of their own."""
-MAIN = Place("cifar100-split-5", "cifar100-split", 0.05)
-"""What the README shows."""
-PLACES = (
+MAIN = BenchmarkStudy("cifar100-split-5", "cifar100-split", 0.05)
+"""The benchmark of the README."""
+STUDIES = (
     MAIN,
-    Place("cifar100-split-25", "cifar100-split", 0.25),
-    Place("cifar100-split", "cifar100-split"),
-    Place("cifar100-superclass-5", "cifar100-superclass", 0.05),
-    Place("cifar100-superclass-25", "cifar100-superclass", 0.25),
-    Place("pmnist-5", "pmnist", 0.05),
-    Place("omniglot-rotation", "omniglot-rotation", 1.0, "lenet-large"),
-    Place("five-alexnet", "five@subset", 1.0, "alexnet"),
-    Place("tinyimagenet-40-resnet18", "tinyimagenet-40@subset", 1.0, "resnet18"),
-    Place("iru", "pmnist-20", 1.0, "mlp"),
-    Place("iru", "cifar100-20", 1.0, "mlp"),
+    BenchmarkStudy("cifar100-split-25", "cifar100-split", 0.25),
+    BenchmarkStudy("cifar100-split", "cifar100-split"),
+    BenchmarkStudy("cifar100-superclass-5", "cifar100-superclass", 0.05),
+    BenchmarkStudy("cifar100-superclass-25", "cifar100-superclass", 0.25),
+    BenchmarkStudy("pmnist-5", "pmnist", 0.05),
+    BenchmarkStudy("omniglot-rotation", "omniglot-rotation", 1.0, "lenet-large"),
+    BenchmarkStudy("five-alexnet", "five@subset", 1.0, "alexnet"),
+    BenchmarkStudy("tinyimagenet-40-resnet18", "tinyimagenet-40@subset", 1.0, "resnet18"),
+    BenchmarkStudy("iru", "pmnist-20", 1.0, "mlp"),
+    BenchmarkStudy("iru", "cifar100-20", 1.0, "mlp"),
 )
-"""Where methods are compared. Those that have no records yet are left out."""
+"""Benchmarks on which methods are compared. Those that have no records yet are left out."""
 ORDERED = ("cifar100-split-5", "cifar100-split-25", "cifar100-superclass-5")
-"""Folders with enough methods to hold their order against the paper's."""
+"""Folders with enough methods to compare their order with the paper's."""
 TUNED = {name: METHODS[name].tuned for name in sorted(METHODS) if METHODS[name].tuned}
-"""By method, the settings that validation data were asked for."""
+"""By method, the settings that were chosen on validation data."""
 ABLATED = {
     "halrp-official": ("rate",),
     "lrp": ("rank",),
@@ -67,19 +69,19 @@ ABLATED = {
     "halrp-whitened": (),
 }
 WARMED = dict.fromkeys(("halrp-official", "halrp-budget"), ("warm_up",))
-USUAL = {"l1": 1e-4, "l2": 1e-4}
+PENALTIES = {"l1": 1e-4, "l2": 1e-4}
 """The penalties with which the warm-up is varied."""
-SIZED = tuple(name for name, entry in METHODS.items() if entry.compared_by_size)
-"""Methods whose accuracy is held against their bytes."""
-DOCUMENTS = ("README.md", "docs/results.md", *(f"docs/methods/{name}.md" for name in NINE))
+BY_SIZE = tuple(name for name, entry in METHODS.items() if entry.compared_by_size)
+"""Methods whose accuracy is compared by their bytes."""
+DOCUMENTS = ("README.md", "docs/results.md", *(f"docs/methods/{name}.md" for name in WITH_PAGES))
 
 
 def parts(root: Path) -> dict[str, Callable[[], str]]:
-    """Every generated part that there are records for, by name."""
+    """The writer of every generated part that has records, by name."""
     split, quarter = root / "cifar100-split-5", root / "cifar100-split-25"
     benchmarks = root / "benchmarks"
-    places = [place for place in PLACES if (root / place.folder).exists()]
-    found: dict[str, Callable[[], str]] = {
+    studies = [study for study in STUDIES if (root / study.folder).exists()]
+    writers: dict[str, Callable[[], str]] = {
         "main": partial(main_table, MAIN, root),
         "demo": partial(demo_table, root / "demo"),
         "orders": partial(orders_table, root / "cifar100-split-orders"),
@@ -95,60 +97,60 @@ def parts(root: Path) -> dict[str, Callable[[], str]]:
     }
     if (folder := root / "penalties-cifar100-superclass").exists():
         superclass = root / "cifar100-superclass-5"
-        found["settings-superclass"] = partial(settings_table, folder, superclass, varied={"l2": ("strength",)})
+        writers["settings-superclass"] = partial(settings_table, folder, superclass, varied={"l2": ("strength",)})
     if (folder := root / "penalties-cifar100-20").exists():
-        found["settings-iru"] = partial(settings_table, folder, root / "iru", varied={"iru": TUNED["iru"]})
+        writers["settings-iru"] = partial(settings_table, folder, root / "iru", varied={"iru": TUNED["iru"]})
     if (folder := root / "frontier-cifar100-split").exists():
-        found["sizes"] = partial(sizes_table, folder, quarter, methods=SIZED)
+        writers["sizes"] = partial(sizes_table, folder, quarter, methods=BY_SIZE)
     if (folder := root / "ablations-cifar100-split").exists():
-        found["ablations"] = partial(settings_table, folder, quarter, varied=ABLATED)
+        writers["ablations"] = partial(settings_table, folder, quarter, varied=ABLATED)
     if (folder := root / "ablations-cifar100-split-5").exists():
-        found["warm-up"] = partial(settings_table, folder, split, varied=WARMED, held=USUAL)
-        found["penalties"] = partial(
-            grid_table, folder, split, method="halrp-official", down="l1", across="l2", held={"warm_up": 1}
+        writers["warm-up"] = partial(settings_table, folder, split, varied=WARMED, fixed=PENALTIES)
+        writers["penalties"] = partial(
+            grid_table, folder, split, method="halrp-official", down="l1", across="l2", fixed={"warm_up": 1}
         )
     if (folder := root / "strengths").exists():
-        others = [*(root / place.folder for place in places), root / "ablations-cifar100-split-5"]
-        found["strengths"] = partial(
-            strengths_table, folder, *others, method="halrp-official", setting="l1", held={"l2": 1e-4, "warm_up": 1}
+        others = [*(root / study.folder for study in studies), root / "ablations-cifar100-split-5"]
+        writers["strengths"] = partial(
+            strengths_table, folder, *others, method="halrp-official", setting="l1", fixed={"l2": 1e-4, "warm_up": 1}
         )
     if (folder := root / "omniglot-rotation").exists():
-        found["course"] = partial(course_table, folder)
-    for place in places:
-        name = place.folder if place.folder != "iru" else f"iru-{place.stream}"
-        found[name] = partial(methods_table, place, root)
-        if place.folder in ORDERED:
-            found[f"orderings-{name}"] = partial(orderings, place, root)
-    return found | {f"measured-{name}": partial(method_table, places, root, name) for name in NINE}
+        writers["course"] = partial(progress_table, folder)
+    for study in studies:
+        name = study.folder if study.folder != "iru" else f"iru-{study.stream}"
+        writers[name] = partial(methods_table, study, root)
+        if study.folder in ORDERED:
+            writers[f"orderings-{name}"] = partial(orderings, study, root)
+    return writers | {f"measured-{name}": partial(method_table, studies, root, name) for name in WITH_PAGES}
 
 
 def figures(root: Path) -> dict[str, tuple[Plot, str]]:
     """Every generated figure, by its file: what is drawn, and its title."""
-    main = aggregate.load([root / MAIN.folder]).records
-    sized = aggregate.load([root / "cifar100-split-25", root / "frontier-cifar100-split"]).records
-    sized = [one for one in sized if one["cell"].get("order", "A") == "A" and one["cell"]["method"] != "finetune"]
+    main = load([root / MAIN.folder]).records
+    sized = load([root / "cifar100-split-25", root / "frontier-cifar100-split"]).records
+    sized = [record for record in sized if record.order == "A" and record.method != "finetune"]
     found = {}
     for path, build, records in (
         ("docs/figures/accuracy.svg", final_accuracy, main),
         ("docs/figures/frontier.svg", frontier, sized),
     ):
-        figure = build(Grouped.of(records))
+        figure = build(Grouped.of(Study.of(records)))
         assert figure is not None, f"{path}: the records have nothing to draw"
-        label, plot = next(iter(figure.plots.items()))
-        found[path] = plot, f"{figure.title}: {label}"
+        label, drawing = next(iter(figure.plots.items()))
+        found[path] = drawing, f"{figure.title}: {label}"
     return found
 
 
-def checksum(plot: Plot, title: str) -> str:
+def checksum(drawing: Plot, title: str) -> str:
     """The last line of a figure's file."""
-    return f"<!-- shows {hashlib.sha256(repr((plot, title)).encode()).hexdigest()} -->\n"
+    return f"<!-- shows {hashlib.sha256(repr((drawing, title)).encode()).hexdigest()} -->\n"
 
 
 def filled(text: str, parts: dict[str, Callable[[], str]]) -> str:
-    """A document with every part between its comments written anew."""
+    """A document with every part between its comments written again."""
 
-    def write(found: re.Match[str]) -> str:
-        return f"{found[1]}\n{parts[found[2]]()}\n{found[3]}"
+    def write(match: re.Match[str]) -> str:
+        return f"{match[1]}\n{parts[match[2]]()}\n{match[3]}"
 
     return re.sub(r"(<!-- begin ([\w-]+) -->)\n.*?(<!-- end \2 -->)", write, text, flags=re.DOTALL)
 
@@ -169,14 +171,14 @@ def main(arguments: list[str] | None = None) -> None:
             stale.append(str(path))
             if not options.check:
                 path.write_text(new, "utf-8")
-    for name, (plot, title) in figures(options.root / "results").items():
+    for name, (drawing, title) in figures(options.root / "results").items():
         path = options.root / name
-        mark = checksum(plot, title)
+        mark = checksum(drawing, title)
         if path.exists() and path.read_text("utf-8").endswith(mark):
             continue
         stale.append(str(path))
         if not options.check:
-            atomic.write(path, render(plot, ".svg", title) + mark.encode())
+            atomic.write(path, drawn(drawing, ".svg", title) + mark.encode())
     if stale and options.check:
         sys.exit(f"stale: {', '.join(stale)}; run: python -m halrp.lab.report.documents")
-    print(f"wrote {', '.join(stale)}" if stale else "the documents are what the records say")
+    print(f"wrote {', '.join(stale)}" if stale else "the documents agree with the records")

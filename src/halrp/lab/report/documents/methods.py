@@ -2,131 +2,150 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from halrp.lab import demo
-from halrp.lab.records.aggregate import Row, Undefined
-from halrp.lab.report.documents.markdown import (
-    loaded,
-    named,
-    number,
-    paper_of,
-    summary,
-    table,
-    value,
-    whole,
-    with_error,
+from halrp.lab.records import frames
+from halrp.lab.registry import METHODS
+from halrp.lab.report.documents.cells import (
+    ACCURACY,
+    BWT,
+    DISPARITY,
+    GROWTH,
+    LATER_BYTES,
+    PAPER,
+    described,
+    grouped_digits,
+    groups,
+    markdown,
+    records,
 )
+from halrp.lab.report.paper import Benchmark
 from halrp.lab.report.relations import relations
-from halrp.lab.report.usual import chosen
+from halrp.lab.report.representative import representative
+from halrp.lab.report.table import Column, Markdown
+
+METHOD = Column("method", "method")
+DEMO = ("stl", "finetune", "halrp-official", "halrp-budget")
+"""The methods of the demo, in the order of its table."""
 
 
-class Place(NamedTuple):
-    """Where methods are compared, and the folder of its records, which is called as the preset that makes them."""
+class Study(NamedTuple):
+    """A benchmark on which methods are compared, and the folder of its records, which is named after its preset."""
 
     folder: str
     stream: str
     fraction: float = 1.0
     backbone: str = "lenet"
 
-    def rows(self, root: Path) -> list[Row]:
-        """One row for each method and its settings here, the most accurate first."""
-        here = self.stream, self.backbone, self.fraction
-        rows = [row for row in summary(root / self.folder) if (row["stream"], row["backbone"], row["fraction"]) == here]
-        return sorted(rows, key=lambda row: -value(row["accuracy"]))
+    @property
+    def benchmark(self) -> Benchmark:
+        """The key of the paper's results."""
+        return Benchmark(self.stream, self.backbone, self.fraction)
 
-
-def main_table(place: Place, root: Path) -> str:
-    """For the README: every method's accuracy beside the paper's, what is forgotten, and what is stored in bytes."""
-    methods: dict[str, list[Row]] = {}
-    for row in place.rows(root):
-        methods.setdefault(str(row["method"]), []).append(row)
-    rows = [chosen(some, lambda row: row) for some in methods.values()]
-    lines = [
-        (
-            f"`{row['method']}`",
-            with_error(row),
-            paper_of(row).accuracy,
-            "–" if isinstance(row["bwt"], Undefined) else f"{0.0 - value(row['bwt']):.2f}",
-            whole(row["later_bytes"]),
-            "–" if isinstance(row["growth_bytes"], Undefined) else f"{1 + value(row['growth_bytes']):.2f}",
+    def rows(self, root: Path) -> list[dict[str, Any]]:
+        """One row for each method and its settings, the most accurate first."""
+        rows = groups(root / self.folder)
+        here = (
+            (rows["stream"] == self.stream) & (rows["backbone"] == self.backbone) & (rows["fraction"] == self.fraction)
         )
-        for row in sorted(rows, key=lambda row: -value(row["accuracy"]))
+        ordered = rows[here].sort_values("accuracy", ascending=False, kind="stable")
+        return [dict(row) for row in ordered.to_dict("records")]
+
+
+def main_table(study: Study, root: Path) -> str:
+    """For the README: every method's accuracy beside the paper's, its forgetting, and what it stores."""
+    methods: dict[str, list[dict[str, Any]]] = {}
+    for row in study.rows(root):
+        methods.setdefault(row["method"], []).append(row)
+    chosen = [same[representative(same)] for same in methods.values()]
+    columns = (
+        METHOD,
+        *ACCURACY,
+        PAPER[0],
+        Column("forgetting", "forgetting (pp)", 2),
+        LATER_BYTES,
+        Column("total", "total size, × one network", 2),
+    )
+    rows = [
+        described(row) | {"forgetting": 0.0 - row["bwt"], "total": 1 + row["growth_bytes"]}
+        for row in sorted(chosen, key=lambda row: -row["accuracy"])
     ]
-    head = ("method", "accuracy %", "paper", "forgotten, points", "bytes per further task", "all tasks, in networks")
-    return table(head, lines)
+    return markdown(columns, rows)
 
 
 def demo_table(folder: Path) -> str:
     """The four runs of the demo."""
-    records = {record["cell"]["method"]: record["rows"] for record in loaded(folder)}
-    return demo.markdown({name: records[name] for name in demo.LABELS})
+    runs = {row["method"]: row for row in frames.runs(records(folder)).to_dict("records")}
+    columns = (
+        Column("title", ""),
+        Column("accuracy", "average accuracy", format="{:.2f} %".format),
+        Column("forgetting", "forgetting (pp)", 2),
+        Column("later_bytes", LATER_BYTES.title, format=lambda value: f"{int(value):,}"),
+    )
+    rows = [{**runs[name], "title": METHODS[name].title, "forgetting": 0.0 - runs[name]["bwt"]} for name in DEMO]
+    return markdown(columns, rows)
 
 
-def methods_table(place: Place, root: Path) -> str:
+def methods_table(study: Study, root: Path) -> str:
     """Every method's accuracy, forgetting, disparity, size and time, beside the paper's accuracy and disparity.
 
-    Where runs differ in their number of tasks or epochs, each says its own.
+    Where runs differ in their number of tasks or epochs, each row has its own.
     """
-    rows = place.rows(root)
-    mixed = len({(row["tasks"], row["epochs"]) for row in rows}) > 1
-    head = ("method", "accuracy % ±", "paper", "difference", "BWT", "MOPD / AOPD", "paper's", "growth", "time", "runs")
-    lines = [
-        (
-            named(row) + (f", {row['tasks']} tasks, {row['epochs']} epochs" if mixed else ""),
-            with_error(row),
-            *paper_of(row)[:2],
-            number(row["bwt"], 2),
-            f"{number(row['mopd'], 1)} / {number(row['aopd'], 1)}",
-            paper_of(row).disparity,
-            number(row["growth_counted"], 3),
-            number(row["time_ratio"], 1),
-            str(row["runs"]),
-        )
-        for row in rows
-    ]
-    return table(head, lines)
+    rows = [described(row) for row in study.rows(root)]
+    if len({(row["tasks"], row["epochs"]) for row in rows}) > 1:
+        rows = [row | {"run": Markdown(f"{row['run']}, {row['tasks']} tasks, {row['epochs']} epochs")} for row in rows]
+    columns = (
+        Column("run", "method"),
+        *ACCURACY,
+        *PAPER,
+        BWT,
+        DISPARITY,
+        Column("paper_disparity", "paper's"),
+        GROWTH,
+        Column("time_ratio", "time", 1),
+        Column("runs", "runs"),
+    )
+    return markdown(columns, rows)
 
 
-def orderings(place: Place, root: Path) -> str:
+def orderings(study: Study, root: Path) -> str:
     """How many of the orderings that the paper's table clearly shows hold in our runs, and which do not."""
-    rows = relations(list(loaded(root / place.folder)), place.stream, place.backbone, place.fraction).rows
-    judged = [row for row in rows if row["holds"] is not None]
-    failed = [row for row in judged if row["holds"] != "yes"]
-    count = f"{len(judged) - len(failed)} of {len(judged)} hold."
+    compared = [row for row in relations(groups(root / study.folder), study.benchmark).rows if row["holds"] is not None]
+    failed = [row for row in compared if row["holds"] != "yes"]
+    count = f"{len(compared) - len(failed)} of {len(compared)} hold."
     if not failed:
         return count
-    lines = []
-    for row in failed:
-        ours, error = (math.nan if row[n] is None else float(row[n]) for n in ("ours", "ours_error"))  # type: ignore[arg-type]
-        spread = "" if math.isnan(error) else f" ± {error:.2f}"
-        lines.append((f"`{row['better']}` > `{row['worse']}`", f"{row['paper']:+.2f}", f"{ours:+.2f}{spread}"))
-    return f"{count} Those that do not:\n\n" + table(("the paper's ordering", "paper", "ours"), lines)
+    columns = (
+        Column("ordering", "the paper's ordering"),
+        Column("paper", "paper", 2, signed=True),
+        Column("ours", "ours", 2, signed=True),
+        Column("ours_error", "±", 2),
+    )
+    rows = [row | {"ordering": Markdown(f"`{row['better']}` > `{row['worse']}`")} for row in map(dict, failed)]
+    return f"{count} Those that do not:\n\n{markdown(columns, rows)}"
 
 
-def method_table(places: list[Place], root: Path, method: str) -> str:
-    """All that was measured of one method, beside the paper."""
-    head = (
-        "stream", "data", "settings", "orders", "accuracy % ±", "paper", "difference", "BWT", "MOPD / AOPD",
-        "growth", "bytes per task",
-    )  # fmt: skip
-    lines = [
-        (
-            f"`{row['stream']}`",
-            f"{100 * place.fraction:g} %",
-            str(row["settings"]),
-            str(row["orders"]).replace(" ", ""),
-            with_error(row),
-            *paper_of(row)[:2],
-            number(row["bwt"], 2),
-            f"{number(row['mopd'], 1)} / {number(row['aopd'], 1)}",
-            number(row["growth_counted"], 3),
-            whole(row["later_bytes"]),
-        )
-        for place in places
-        for row in place.rows(root)
+def method_table(studies: Sequence[Study], root: Path, method: str) -> str:
+    """All measurements of one method, beside the paper."""
+    columns = (
+        Column("stream", "stream"),
+        Column("data", "data"),
+        Column("settings", "settings"),
+        Column("orders", "orders"),
+        *ACCURACY,
+        *PAPER,
+        BWT,
+        DISPARITY,
+        GROWTH,
+        replace(LATER_BYTES, title="bytes per task", format=grouped_digits),
+    )
+    rows = [
+        described(row) | {"orders": row["orders"].replace(" ", "")}
+        for study in studies
+        for row in study.rows(root)
         if row["method"] == method
     ]
-    return table(head, lines)
+    return markdown(columns, rows)

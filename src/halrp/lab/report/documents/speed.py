@@ -5,51 +5,59 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from halrp.lab.report.documents.markdown import table
+from halrp.lab.report.documents.cells import markdown
+from halrp.lab.report.table import Column, Markdown
+
+NAME = Column("code", "method")
 
 
 def times_table(path: Path) -> str:
     """Time per task as tasks accumulate: at some positions, and how much each further task adds."""
-    rows = json.loads(path.read_text("utf-8"))["rows"]
-    places = [p for p in (1, 2, 5, 10, 15, 20) if p <= len(rows[0]["beside"])]
-    lines = []
-    for row in sorted(rows, key=lambda row: -_slope(row["beside"])):
+    measured = _rows(path)
+    positions = [p for p in (1, 2, 5, 10, 15, 20) if p <= len(measured[0]["beside"])]
+    rows = []
+    for row in sorted(measured, key=lambda row: -_slope(row["beside"])):
         ratios = row["beside"]
-        first, last = np.mean(ratios[1:4]), np.mean(ratios[-3:])
-        shown = [f"{ratios[p - 1]:.2f}" for p in places]
-        lines.append((f"`{row['name']}`", *shown, f"{100 * _slope(ratios):+.1f}", f"{last / first:.2f}"))
-    head = ("method", *(f"task {p}" for p in places), "each further task, % of stl's", "last three to tasks 2 – 4")
-    return table(head, lines)
+        growth = {"slope": 100 * _slope(ratios), "last": np.mean(ratios[-3:]) / np.mean(ratios[1:4])}
+        rows.append({**row, **growth, **{f"task {p}": ratios[p - 1] for p in positions}})
+    columns = (
+        NAME,
+        *(Column(f"task {p}", f"task {p}", 2) for p in positions),
+        Column("slope", "each further task, % of stl's", format="{:+.1f}".format),
+        Column("last", "last three to tasks 2 – 4", 2),
+    )
+    return markdown(columns, rows)
+
+
+def ratios_table(path: Path, title: str) -> str:
+    """The ratios of a benchmark with their quartiles."""
+    quartiles = Column("lower", "quartiles", 2, others=("upper",), separator=" – ")
+    return markdown((Column("name", title), Column("ratio", "ratio", 2), quartiles), _rows(path))
+
+
+def decoding_table(path: Path) -> str:
+    """How long each data set takes from its stored form, and from the cached arrays."""
+    columns = (
+        Column("code", "set"),
+        Column("layout", "layout"),
+        Column("images", "images", format="{:,}".format),
+        Column("stored", "MB", 1, others=("decoded",), separator=" → "),
+        Column("first", "decoded s", 2),
+        Column("again", "opened again s", 3),
+        Column("through", "read through s", 3),
+    )
+    return markdown(columns, _rows(path))
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(path.read_text("utf-8"))["rows"]
+    return [row | {"code": Markdown(f"`{row['name']}`")} for row in rows]
 
 
 def _slope(ratios: Sequence[float]) -> float:
     """By how much a ratio rises from task to task, least squares over all but the first."""
     return float(np.polyfit(np.arange(1, len(ratios)), np.asarray(ratios[1:]), 1)[0])
-
-
-def ratios_table(path: Path, title: str) -> str:
-    """The ratios of a benchmark with their quartiles."""
-    rows = json.loads(path.read_text("utf-8"))["rows"]
-    lines = [(row["name"], f"{row['ratio']:.2f}", f"{row['lower']:.2f} – {row['upper']:.2f}") for row in rows]
-    return table((title, "ratio", "quartiles"), lines)
-
-
-def decoding_table(path: Path) -> str:
-    """How long each data set takes from its stored form, and from the kept arrays."""
-    rows = json.loads(path.read_text("utf-8"))["rows"]
-    lines = [
-        (
-            f"`{row['name']}`",
-            row["layout"],
-            f"{row['images']:,}",
-            f"{row['stored']:.1f} → {row['decoded']:.1f}",
-            f"{row['first']:.2f}",
-            f"{row['again']:.3f}",
-            f"{row['through']:.3f}",
-        )
-        for row in rows
-    ]
-    return table(("set", "layout", "images", "MB", "decoded s", "opened again s", "read through s"), lines)

@@ -2,170 +2,171 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from halrp.lab.records import aggregate, metrics
-from halrp.lab.records.aggregate import Record, Row
-from halrp.lab.report.documents.markdown import loaded, named, number, paper_of, summary, table, value, whole
+from halrp.lab.records import frames
+from halrp.lab.records.schema import Record
+from halrp.lab.report.documents.cells import (
+    BWT,
+    GROWTH,
+    LATER_BYTES,
+    TEST,
+    described,
+    groups,
+    markdown,
+    records,
+    records_of,
+)
+from halrp.lab.report.table import Column, Markdown
 
 POSITIONS = (1, 2, 5, 10, 20, 50, 100)
-"""Tasks at which the course of a stream is shown."""
+"""Tasks at which the progress over a stream is shown."""
+METHOD = Column("method", "method")
+STREAM = Column("stream", "stream")
+DATA = Column("data", "data")
 
 
 def sizes_table(*folders: Path, methods: Sequence[str]) -> str:
-    """Runs of order A by what a further task adds in bytes."""
-    rows = [row for row in aggregate.runs_table(_records(folders)) if row["order"] == "A" and row["method"] in methods]
-    head = ("data", "run", "bytes per task", "growth, all numbers", "growth, paper's count", "accuracy %", "BWT")
-    lines = [
-        (
-            f"{100 * value(row['fraction']):g} %",
-            named(row),
-            whole(row["later_bytes"]),
-            number(row["growth_parameters"], 3),
-            number(row["growth_counted"], 3),
-            number(row["accuracy"], 2),
-            number(row["bwt"], 2),
-        )
-        for row in sorted(rows, key=lambda row: [value(row[key]) for key in ("fraction", "later_bytes")])
-    ]
-    return table(head, lines)
+    """Runs of order A by the bytes that a further task adds."""
+    runs = frames.runs(records_of(folders))
+    chosen = runs[(runs["order"] == "A") & runs["method"].isin(methods)]
+    columns = (
+        DATA,
+        Column("run", "run"),
+        replace(LATER_BYTES, title="bytes per task"),
+        Column("growth_parameters", "growth, all numbers", 3),
+        replace(GROWTH, title="growth, paper's count"),
+        Column("accuracy", "accuracy (%)", 2),
+        BWT,
+    )
+    ordered = chosen.sort_values(["fraction", "later_bytes"], kind="stable")
+    return markdown(columns, map(described, ordered.to_dict("records")))
 
 
 def orders_table(folder: Path) -> str:
     """The exact result of all orders, for methods that were run with every task first."""
-    rows = [row for row in summary(folder) if row["every_order"] or str(row["orders"]).startswith("first-")]
-    head = ("method", "orders", "accuracy %", "lowest", "highest", "MOPD", "AOPD", "stl's MOPD", "stl's AOPD")
-    keys = ("accuracy", "lowest", "highest", "mopd", "aopd", "stl_mopd", "stl_aopd")
-    lines = [
-        (f"`{row['method']}`", _orders(row), *(number(row[key], 2) for key in keys))
-        for row in sorted(rows, key=lambda row: str(row["method"]))
-    ]
-    return table(head, lines)
+    rows = groups(folder)
+    rows = rows[rows["first_order"].astype(bool)].sort_values("method", kind="stable").to_dict("records")
+    titles = {
+        "accuracy": "accuracy (%)", "lowest": "lowest", "highest": "highest", "mopd": "MOPD", "aopd": "AOPD",
+        "stl_mopd": "stl's MOPD", "stl_aopd": "stl's AOPD",
+    }  # fmt: skip
+    columns = (METHOD, Column("orders", "orders"), *(Column(key, title, 2) for key, title in titles.items()))
+    return markdown(columns, [described(row) | {"orders": _orders(row)} for row in rows])
 
 
-def settings_table(*folders: Path, varied: Mapping[str, Sequence[str]], held: Mapping[str, object] = {}) -> str:
-    """Order A with each value of the settings that a method is asked for; the best on validation data is bold.
+def settings_table(*folders: Path, varied: Mapping[str, Sequence[str]], fixed: Mapping[str, object] = {}) -> str:
+    """Order A with each value of the settings that vary by method; the best on validation data is bold.
 
-    The first folder says on which streams. Runs whose settings do not have the values of `held` are left out.
+    The first folder decides on which streams. Runs whose settings do not have the values of `fixed` are left out.
     """
-    streams = {record["cell"]["stream"] for record in loaded(folders[0])}
-    records = [record for record in _records(folders) if record["cell"]["stream"] in streams]
-    found = []
-    for record in records:
-        method, settings = record["cell"]["method"], record["resolved"]["settings"]
-        if method in varied and _of_order_a(record, held):
-            told = *((name, settings[name]) for name in varied[method]), *record["cell"].get("network", {}).items()
-            validation = record["rows"][-1]["val"]
-            row = aggregate.runs_table([record], records)[0]
-            found.append((method, told, 100 * sum(validation) / len(validation), row))
-    best = {method: max(val for other, _, val, _ in found if other == method) for method, *_ in found}
-    several = {method for method in best if sum(other == method for other, *_ in found) > 1}
-    lines = [
-        (
-            f"`{method}`",
-            ", ".join(f"{name}={told:g}" if isinstance(told, float) else f"{name}={told}" for name, told in settings),
-            f"**{val:.2f}**" if val == best[method] and method in several else f"{val:.2f}",
-            number(row["accuracy"], 2),
-            number(row["bwt"], 2),
-            number(row["growth_counted"], 3),
-        )
-        for method, settings, val, row in sorted(found, key=lambda one: (list(varied).index(one[0]), one[1]))
+    streams = {record.stream for record in records(folders[0])}
+    runs = frames.runs(record for record in records_of(folders) if record.stream in streams)
+    rows = []
+    for row in runs.to_dict("records"):
+        record: Record = row["record"]
+        if record.method in varied and _of_order_a(record, fixed):
+            values = [(name, record.values[name]) for name in varied[record.method]] + [*record.network.items()]
+            validation = record.rows[-1]["val"]
+            rows.append(row | {"values": values, "validation": 100 * sum(validation) / len(validation)})
+    rows.sort(key=lambda row: ([*varied].index(row["method"]), row["values"]))
+    by_method = {method: [row["validation"] for row in rows if row["method"] == method] for method in varied}
+    columns = (METHOD, Column("setting", "setting"), Column("bold", "validation (%)", format=str), TEST, BWT, GROWTH)
+    return markdown(columns, [described(row) | _setting(row, by_method[row["method"]]) for row in rows])
+
+
+def _setting(row: Mapping[str, Any], validation: Sequence[float]) -> dict[str, str]:
+    text = ", ".join(
+        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in row["values"]
+    )
+    best = row["validation"] == max(validation) and len(validation) > 1
+    return {"setting": text, "bold": Markdown(f"**{row['validation']:.2f}**" if best else f"{row['validation']:.2f}")}
+
+
+def grid_table(*folders: Path, method: str, down: str, across: str, fixed: Mapping[str, object]) -> str:
+    """Test accuracy of order A over two settings of a method, where its other settings have the values of `fixed`."""
+    accuracies: dict[float, dict[str, Any]] = {}
+    for row in _runs_of(method, folders, fixed):
+        values = row["record"].values
+        accuracies.setdefault(values[down], {})[f"{across}={values[across]:g}"] = row["accuracy"]
+    names = sorted({name for row in accuracies.values() for name in row}, key=lambda name: float(name.split("=")[1]))
+    columns = (Column("name", Markdown(f"`{method}`")), *(Column(name, name, format="{:.2f}".format) for name in names))
+    rows = [{"name": f"{down}={value:g}", **accuracies[value]} for value in sorted(accuracies)]
+    return markdown(columns, rows)
+
+
+def strengths_table(*folders: Path, method: str, setting: str, fixed: Mapping[str, object]) -> str:
+    """Order A of a method on each benchmark that was run with several values of a setting, the others being `fixed`."""
+    benchmarks: dict[tuple[str, float], dict[float, dict[str, Any]]] = {}
+    for row in _runs_of(method, folders, fixed):
+        benchmarks.setdefault((row["stream"], row["fraction"]), {})[row["record"].values[setting]] = row
+    columns = (STREAM, DATA, Column("setting", Markdown(f"`{method}`")), TEST, BWT, GROWTH, Column("paper", "paper"))
+    rows = [
+        described(row) | {"setting": f"{setting}={strength:g}"}
+        for _, by_strength in sorted(benchmarks.items())
+        if len(by_strength) > 1
+        for strength, row in sorted(by_strength.items())
     ]
-    return table(("method", "setting", "validation %", "test %", "BWT", "growth"), lines)
+    return markdown(columns, rows)
 
 
-def grid_table(*folders: Path, method: str, down: str, across: str, held: Mapping[str, object]) -> str:
-    """Test accuracy of order A over two settings of a method, where its other settings have the values of `held`."""
-    found: dict[tuple[float, float], float] = {}
-    for record in _records(folders):
-        settings = record["resolved"]["settings"]
-        if record["cell"]["method"] == method and _of_order_a(record, held):
-            found[settings[down], settings[across]] = value(aggregate.runs_table([record])[0]["accuracy"])
-    rows, columns = (sorted({key[i] for key in found}) for i in (0, 1))
-    lines = [
-        (f"{down}={row:g}", *(f"{found[row, column]:.2f}" if (row, column) in found else "" for column in columns))
-        for row in rows
-    ]
-    return table((f"`{method}`", *(f"{across}={column:g}" for column in columns)), lines)
-
-
-def strengths_table(*folders: Path, method: str, setting: str, held: Mapping[str, object]) -> str:
-    """Order A of a method on every benchmark that was run with several values of a setting, the others being `held`."""
-    found: dict[tuple[str, float], dict[float, Row]] = {}
-    for record in _records(folders):
-        if record["cell"]["method"] == method and _of_order_a(record, held):
-            row = aggregate.runs_table([record])[0]
-            place = str(row["stream"]), value(row["fraction"])
-            found.setdefault(place, {})[record["resolved"]["settings"][setting]] = row
-    lines = [
-        (
-            f"`{stream}`",
-            f"{100 * fraction:g} %",
-            f"{setting}={strength:g}",
-            number(row["accuracy"], 2),
-            number(row["bwt"], 2),
-            number(row["growth_counted"], 3),
-            paper_of(row).accuracy,
-        )
-        for (stream, fraction), by in sorted(found.items())
-        if len(by) > 1
-        for strength, row in sorted(by.items())
-    ]
-    return table(("stream", "data", f"`{method}`", "test %", "BWT", "growth", "paper"), lines)
-
-
-def course_table(folder: Path) -> str:
-    """How a stream goes on: accuracy, growth, time and memory at some of its tasks, in the longest runs there are."""
-    longest = max(len(record["rows"]) for record in loaded(folder))
-    records = [record for record in loaded(folder) if len(record["rows"]) == longest]
-    seen = [place for place in POSITIONS if place <= longest]
-    lines = []
-    for record in sorted(records, key=lambda record: str(record["cell"]["method"])):
-        rows = record["rows"]
-        accuracy = [metrics.average_accuracy(metrics.accuracy_matrix(rows[:place])) for place in seen]
-        told: dict[str, list[str]] = {
-            "accuracy so far, %": [f"{one:.2f}" for one in accuracy],
-            "growth, paper's count": [f"{rows[place - 1]['counted'] / rows[0]['counted'] - 1:.3f}" for place in seen],
-            "MB stored": [f"{rows[place - 1]['bytes'] / 1e6:.2f}" for place in seen],
-            "seconds of the task": [f"{rows[place - 1]['seconds']:.1f}" for place in seen],
-            "peak of memory, MB": [f"{rows[place - 1]['peak_bytes'] / 1e6:.0f}" for place in seen],
-        }
-        for what, values in told.items():
-            lines.append((f"`{record['cell']['method']}`", what, *values))
-    return table(("method", "", *(f"task {place}" for place in seen)), lines)
+def progress_table(folder: Path) -> str:
+    """Accuracy, growth, time and memory at some tasks of a stream, in the longest runs there are."""
+    longest = max(record.tasks for record in records(folder))
+    runs = frames.runs(record for record in records(folder) if record.tasks == longest)
+    steps = frames.steps(runs)
+    positions = [position for position in POSITIONS if position <= longest]
+    measures = {
+        "accuracy so far (%)": ("average", 1.0, 2),
+        "growth, paper's count": ("growth", 1.0, 3),
+        "MB stored": ("bytes", 1e-6, 2),
+        "seconds of the task": ("seconds", 1.0, 1),
+        "peak memory, MB": ("peak_bytes", 1e-6, 0),
+    }
+    rows = []
+    for index, run in runs.sort_values("method", kind="stable").iterrows():
+        here = steps[steps["run"] == index].set_index("position")
+        here = here.assign(growth=here["counted"] / here["counted"].iloc[0] - 1)
+        for title, (key, scale, digits) in measures.items():
+            values = {f"task {p}": f"{here[key][p - 1] * scale:.{digits}f}" for p in positions}
+            rows.append({"method": Markdown(f"`{run['method']}`"), "measure": title, **values})
+    columns = (METHOD, Column("measure", ""), *(Column(f"task {p}", f"task {p}", format=str) for p in positions))
+    return markdown(columns, rows)
 
 
 def statistics_table(*folders: Path) -> str:
     """Accuracies when norms use running statistics, as everywhere else, and when they use those of the batch."""
-    rows = [row for row in aggregate.runs_table(_records(folders)) if row["order"] == "A"]
-    found: dict[tuple[str, float, str], dict[str, Row]] = {}
-    for row in rows:
-        key = str(row["stream"]), value(row["fraction"]), str(row["method"])
-        found.setdefault(key, {})[str(row["network"])] = row
-    lines = [
-        (
-            f"`{stream}`",
-            f"`{method}`",
-            number(by[""]["accuracy"], 2),
-            number(by["statistics=batch"]["accuracy"], 2),
-            paper_of(by[""]).accuracy,
-        )
-        for (stream, _, method), by in found.items()
-        if "statistics=batch" in by and "" in by
+    runs = frames.runs(records_of(folders))
+    by_run: dict[tuple[str, float, str], dict[str, dict[str, Any]]] = {}
+    for row in runs[runs["order"] == "A"].to_dict("records"):
+        by_run.setdefault((row["stream"], row["fraction"], row["method"]), {})[row["network"]] = row
+    columns = (
+        STREAM,
+        METHOD,
+        Column("accuracy", "running statistics (%)", 2),
+        Column("batch", "those of the batch (%)", 2),
+        Column("paper", "paper"),
+    )
+    rows = [
+        described(networks[""]) | {"batch": networks["statistics=batch"]["accuracy"]}
+        for networks in by_run.values()
+        if {"", "statistics=batch"} <= set(networks)
     ]
-    return table(("stream", "method", "running statistics %", "those of the batch %", "paper"), lines)
+    return markdown(columns, rows)
 
 
-def _records(folders: Iterable[Path]) -> list[Record]:
-    return [record for folder in folders for record in loaded(folder)]
+def _runs_of(method: str, folders: Sequence[Path], fixed: Mapping[str, object]) -> list[dict[str, Any]]:
+    """The runs of a method under order A whose settings have the values of `fixed`."""
+    chosen = [record for record in records_of(folders) if record.method == method and _of_order_a(record, fixed)]
+    return [dict(row) for row in frames.runs(chosen).to_dict("records")]
 
 
-def _of_order_a(record: Record, held: Mapping[str, object]) -> bool:
-    """Whether a run is of order A and its settings have the values of `held`."""
-    settings = record["resolved"]["settings"]
-    return record["cell"].get("order", "A") == "A" and all(settings[name] == wanted for name, wanted in held.items())
+def _of_order_a(record: Record, fixed: Mapping[str, object]) -> bool:
+    return record.order == "A" and all(record.values[name] == value for name, value in fixed.items())
 
 
-def _orders(row: Row) -> str:
-    return str(row["orders"]) if row["every_order"] else f"{len(str(row['orders']).split())} first tasks"
+def _orders(row: Mapping[str, Any]) -> str:
+    return str(row["orders"]) if row["every_order"] else f"{len(row['orders'].split())} first tasks"

@@ -1,4 +1,4 @@
-"""A table as text: Markdown, CSV, LaTeX. The same table gives the same text.
+"""A table as text, one writer per format: Markdown, CSV, LaTeX. The same table gives the same text.
 
 A column `x_error` beside a column `x` is its ±: Markdown and LaTeX show both in one cell. CSV has every column by its
 key, in full precision.
@@ -11,13 +11,13 @@ import io
 import re
 from collections.abc import Mapping
 
-from halrp.lab.report.table import Column, Table, Value
+from halrp.lab.report.table import Column, Markdown, Table, Value
 
 ERROR = "_error"
 NOTHING = "–"
-"""In place of a number that is not there."""
+"""In place of a missing number."""
 LONG = 45
-"""From how many rows on a LaTeX table may go over several pages."""
+"""The number of rows from which a LaTeX table may break across pages."""
 GROUPS = ("benchmark", "backbone", "data")
 """Columns between whose values a LaTeX table leaves a little space."""
 LATEX = {
@@ -30,9 +30,11 @@ LATEX = {
 
 
 def number(value: Value, column: Column) -> str:
-    """A value as the column shows it; empty for text that is not there, – for a number."""
+    """A value as the column shows it; a missing one is empty if it is text, and – if it is a number."""
     if value is None:
-        return "" if column.digits is None else NOTHING
+        return "" if column.digits is None and column.format is None else NOTHING
+    if column.format is not None:
+        return column.format(value)
     if isinstance(value, str) or column.digits is None:
         return f"{value:g}" if isinstance(value, float) else str(value)
     text = f"{value:{'+' if column.signed else ''}.{column.digits}f}"
@@ -47,31 +49,40 @@ def shown(table: Table) -> tuple[list[Column], list[list[str]]]:
 
 
 def markdown(table: Table) -> str:
-    """The table in Markdown, its title above it and what it says about itself below."""
+    """The table in Markdown, with its title above and its description below."""
+    return f"### {_markdown(table.title)}\n\n{markdown_rows(table)}\n\n{_markdown(table.about)}\n"
+
+
+def markdown_rows(table: Table) -> str:
+    """The head and the rows of the table in Markdown."""
     columns, rows = shown(table)
-    head = [_markdown(column.title) for column in columns]
-    rule = ["---" if column.digits is None else "---:" for column in columns]
-    cells = [[_markdown(cell) for cell in row] for row in rows]
+    head = [_shown_markdown(column.title, column.title) for column in columns]
+    rule = ["---" if column.digits is None and column.format is None else "---:" for column in columns]
+    cells = [
+        [_shown_markdown(text, row.get(column.key)) for column, text in zip(columns, texts, strict=True)]
+        for row, texts in zip(table.rows, rows, strict=True)
+    ]
     if any(table.marks):
         head, rule = [*head, "ours is"], [*rule, "---"]
         cells = [[*row, mark] for row, mark in zip(cells, table.marks, strict=True)]
-    body = "\n".join("| " + " | ".join(row) + " |" for row in (head, rule, *cells))
-    return f"### {_markdown(table.title)}\n\n{body}\n\n{_markdown(table.about)}\n"
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, rule, *cells))
 
 
 def csv(table: Table) -> str:
-    """The table as CSV: columns by their keys, numbers in full precision, empty where there is no value."""
+    """The table as CSV: columns by their keys, numbers in full precision, empty where a value is missing."""
     out = io.StringIO()
     writer = writing.writer(out, lineterminator="\n")
     marked = any(table.marks)
     writer.writerow([*(column.key for column in table.columns), *(["mark"] if marked else [])])
     for index, row in enumerate(table.rows):
-        writer.writerow([*(row.get(column.key) for column in table.columns), *(table.marks[index:][:marked])])
+        values = [row.get(column.key) for column in table.columns]
+        texts = [str(value).lower() if isinstance(value, bool) else value for value in values]
+        writer.writerow([*texts, *(table.marks[index:][:marked])])
     return out.getvalue()
 
 
 def latex(table: Table) -> str:
-    r"""The table for LaTeX with booktabs; one of many rows is a longtable, which \usepackage{longtable} provides."""
+    r"""The table for LaTeX with booktabs; one of many rows is a longtable, which needs \usepackage{longtable}."""
     columns, rows = shown(table)
     align = "".join("l" if column.digits is None else "r" for column in columns)
     head = [" & ".join(_latex(column.title) for column in columns) + r" \\", r"\midrule"]
@@ -99,14 +110,21 @@ def _is_error(key: str, keys: Mapping[str, Column]) -> bool:
 
 
 def _cell(row: Mapping[str, Value], column: Column, error: Column | None) -> str:
+    if column.others:
+        texts = [number(row.get(key), column) for key in (column.key, *column.others)]
+        return texts[0] if set(texts) == {NOTHING} else column.separator.join(texts)
     text = number(row.get(column.key), column)
     if error is None or row.get(column.key) is None or row.get(error.key) is None:
         return text
     return f"{text} ± {number(row.get(error.key), error)}"
 
 
+def _shown_markdown(text: str, value: Value) -> str:
+    return text if isinstance(value, Markdown) else _markdown(text)
+
+
 def _markdown(text: str) -> str:
-    """Text that Markdown shows as it is; an underscore within a word needs no help."""
+    """Text with what Markdown would interpret escaped; an underscore within a word needs no escape."""
     text = re.sub(r"([\\|`*<>\[\]~$&])", r"\\\1", " ".join(text.split()))
     return re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)
 
@@ -116,7 +134,7 @@ def _latex(text: str) -> str:
 
 
 def _latex_cell(text: str, column: Column) -> str:
-    """A cell; signs of numbers are those of mathematics."""
+    """A cell; a sign of a number is set in mathematics."""
     if column.digits is not None and text[:1] in ("-", "+"):
         return f"${text[0]}${_latex(text[1:])}"
     return _latex(text)

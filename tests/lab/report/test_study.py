@@ -1,4 +1,4 @@
-"""What figures are built from: labels that tell things apart, and groups."""
+"""The frames of a report: labels, variants of settings and representatives; the objects that figures are built from."""
 
 from __future__ import annotations
 
@@ -8,34 +8,38 @@ from typing import Any
 
 import pytest
 
-from halrp.lab.records.aggregate import summary
 from halrp.lab.report import figures_ablation, figures_accuracy, figures_size, figures_time
-from halrp.lab.report.grouped import Grouped, Place, any_known, rounded, run_label, significant, stream_title
-from tests.lab.made_records import older
+from halrp.lab.report.grouped import Grouped, SetupGroups, any_known, rounded, significant
+from halrp.lab.report.study import Study, stream_title
+from tests.lab.made_records import groups_of, older, parsed
 from tests.lab.report.made import steady, with_facts
 
 
+def study(*records: dict[str, Any]) -> Study:
+    return Study.of(parsed(records))
+
+
 def labels(*records: dict[str, Any]) -> list[str]:
-    return [place.label for place in Grouped.of(records).places]
+    return [*study(*records).setups]
 
 
-def one_place(*records: dict[str, Any]) -> Place:
-    [place] = Grouped.of(records).places
-    return place
+def only_setup(*records: dict[str, Any]) -> SetupGroups:
+    [setup] = Grouped.of(study(*records)).setups
+    return setup
 
 
-def test_a_place_is_called_by_stream_backbone_and_share() -> None:
+def test_a_setup_is_named_by_stream_backbone_and_share() -> None:
     record = steady(0.5, stream="cifar100-split", backbone="lenet", fraction=0.25)
     assert labels(record) == ["CIFAR100-Split · LeNet · 25 %"]
 
 
-def test_streams_and_backbones_of_ones_own_keep_their_names() -> None:
+def test_custom_streams_and_backbones_keep_their_names() -> None:
     assert labels(steady(0.5, stream="mine", backbone="net")) == ["mine · net · 100 %"]
     assert stream_title("tinyimagenet-20@swapped") == "TinyImageNet-20 (swapped)"
     assert stream_title("tinyimagenet-20@swapped@subset") == "TinyImageNet-20 (swapped, subset)"
 
 
-def test_labels_say_more_only_where_places_would_share_one() -> None:
+def test_labels_are_longer_only_where_setups_would_share_one() -> None:
     records = [steady(0.5), steady(0.5, recipe={"epochs": 1}), steady(0.5, tasks=1), steady(0.5, stream="pmnist")]
     assert sorted(labels(*records)) == [
         "Digits · MLP · 100 % · 1 task · 3 epochs",
@@ -49,15 +53,15 @@ def test_labels_say_more_only_where_places_would_share_one() -> None:
     ]
 
 
-def test_an_older_record_that_does_not_tell_its_epochs_says_so() -> None:
+def test_an_older_record_without_epochs_has_a_label_that_says_so() -> None:
     record = older(steady(0.5))
     del record["cell"]["recipe"]
     assert "Digits · MLP · 100 % · epochs unknown" in labels(record, steady(0.5))
 
 
-def test_settings_are_named_only_where_they_tell_groups_of_a_method_apart() -> None:
+def test_settings_are_named_only_where_they_distinguish_groups_of_a_method() -> None:
     same = {"growth": 0.4, "rate": 0.9}
-    place = one_place(
+    setup = only_setup(
         steady(0.5, method="halrp-paper", settings=same),
         steady(0.5, method="halrp-paper", settings=same | {"rate": 0.5}),
         steady(0.5, method="lrp", settings={"growth": 0.1}),
@@ -66,7 +70,7 @@ def test_settings_are_named_only_where_they_tell_groups_of_a_method_apart() -> N
         steady(0.5, method="halrp-budget", settings={"precision": "int8"}),
         steady(0.5, method="halrp-budget"),
     )
-    assert {group.name for group in place.groups} == {
+    assert {group.name for group in setup.groups} == {
         "halrp-paper (rate=0.9)",
         "halrp-paper (rate=0.5)",
         "lrp",
@@ -78,17 +82,17 @@ def test_settings_are_named_only_where_they_tell_groups_of_a_method_apart() -> N
 
 
 def test_a_method_that_is_not_registered_has_groups_too() -> None:
-    place = one_place(steady(0.5, method="mine", settings={"a": 1}), steady(0.5, method="mine", settings={"a": 2}))
-    assert [group.name for group in place.groups] == ["mine (a=1)", "mine (a=2)"]
-    assert place.groups[0].values["a"] == 1
+    setup = only_setup(steady(0.5, method="mine", settings={"a": 1}), steady(0.5, method="mine", settings={"a": 2}))
+    assert [group.name for group in setup.groups] == ["mine (a=1)", "mine (a=2)"]
+    assert setup.groups[0].values["a"] == 1
 
 
 def test_groups_hold_all_orders_and_seeds_and_the_row_of_the_table() -> None:
     records = [steady(0.1 * seed, order=order, seed=seed) for order in "AB" for seed in (1, 2)]
-    [group] = one_place(*records).groups
-    assert [one.pair for one in group.runs] == [("A", 1), ("A", 2), ("B", 1), ("B", 2)]
+    [group] = only_setup(*records).groups
+    assert [run.pair for run in group.runs] == [("A", 1), ("A", 2), ("B", 1), ("B", 2)]
     assert group.repeats == "4 runs"
-    assert group.row == summary(records)[0]
+    assert group.row["accuracy"] == groups_of(records)["accuracy"].iloc[0]
     assert group.number("accuracy") == pytest.approx(15.0)
     assert group.number("stl_mopd") is None
     assert group.number("method") is None
@@ -97,41 +101,40 @@ def test_groups_hold_all_orders_and_seeds_and_the_row_of_the_table() -> None:
 def test_labels_of_runs_differ() -> None:
     records = [steady(0.5, order=order, seed=seed) for order in ("A", "first-1") for seed in (0, 1)]
     records += [steady(0.5, settings={"precision": "int8"}), steady(0.5, stream="pmnist")]
-    grouped = Grouped.of(records)
-    found = [run_label(*three) for three in grouped.each()]
-    assert len(set(found)) == len(records)
-    assert "PMNIST · MLP · 100 % · halrp-budget · order A · seed 0" in found
+    runs = study(*records).runs
+    assert runs["label"].nunique() == len(records)
+    assert "PMNIST · MLP · 100 % · halrp-budget · order A · seed 0" in [*runs["label"]]
 
 
-def test_the_settings_with_the_most_runs_stand_for_a_method() -> None:
+def test_the_settings_with_the_most_runs_represent_a_method() -> None:
     often = [steady(0.5, method="l2", settings={"strength": 2.0}, order=order) for order in "ABC"]
     rare = [steady(0.9, method="l2", settings={"strength": s}) for s in (3.0, 4.0)]
     firsts = [steady(0.6, method=m, order=f"first-{k}", settings=s) for k in range(3)
               for m, s in (("l2", {"strength": 2.0}), ("be", {}))]  # fmt: skip
-    place = one_place(*often, *rare, *firsts)
-    assert [group.name for group in place.main] == ["l2 (strength=2)", "be"]
-    assert [group.shows_first for group in place.main] == [False, True]
-    assert [group.name for group in place.distinct] == [
+    setup = only_setup(*often, *rare, *firsts)
+    assert [group.name for group in setup.main] == ["l2 (strength=2)", "be"]
+    assert [group.shows_first for group in setup.main] == [False, True]
+    assert [group.name for group in setup.distinct] == [
         "l2 (strength=2)", "l2 (strength=3)", "l2 (strength=4)", "be",
     ]  # fmt: skip
 
 
-def test_of_equally_many_runs_those_with_the_settings_of_the_preset_stand_for_a_method() -> None:
+def test_of_equally_many_runs_those_with_the_settings_of_the_preset_represent_a_method() -> None:
     runs = [steady(0.5, method="wsn", stream="cifar100-split", backbone="lenet", settings=settings)
             for settings in ({"share": 0.1, "l2": 1e-4}, {"share": 0.5, "l2": 1e-4}, {"share": 0.5})]  # fmt: skip
-    place = one_place(*runs)
-    assert [group.row["settings"] for group in place.main] == ["l2=0.0001"], "share=0.5 is the default, too"
+    setup = only_setup(*runs)
+    assert [group.row["settings"] for group in setup.main] == ["l2=0.0001"], "share=0.5 is the default, too"
 
 
 def test_the_paper_stands_beside_whole_streams_only() -> None:
-    def place(tasks: int, stream: str) -> Place:
-        return one_place(steady(0.5, tasks, method="stl", stream=stream, backbone="lenet", fraction=0.05))
+    def setup(tasks: int, stream: str) -> SetupGroups:
+        return only_setup(steady(0.5, tasks, method="stl", stream=stream, backbone="lenet", fraction=0.05))
 
-    assert place(10, "cifar100-split").printed("stl") is not None
-    assert place(10, "cifar100-split").printed("mine") is None
-    assert place(3, "cifar100-split").printed("stl") is None
-    assert place(10, "cifar100-split@subset").printed("stl") is None
-    assert place(10, "mine").printed("stl") is None
+    assert setup(10, "cifar100-split").printed("stl") is not None
+    assert setup(10, "cifar100-split").printed("mine") is None
+    assert setup(3, "cifar100-split").printed("stl") is None
+    assert setup(10, "cifar100-split@subset").printed("stl") is None
+    assert setup(10, "mine").printed("stl") is None
 
 
 def test_numbers_are_rounded_and_what_is_missing_stays_missing() -> None:
@@ -143,7 +146,7 @@ def test_numbers_are_rounded_and_what_is_missing_stays_missing() -> None:
 
 
 def test_no_records_make_no_figures() -> None:
-    grouped = Grouped.of([])
+    grouped = Grouped.of(study())
     for module in (figures_accuracy, figures_size, figures_time, figures_ablation):
         assert module.figures(grouped) == ()
 
@@ -164,7 +167,7 @@ def test_a_thousand_records_are_quick() -> None:
         for seed in range(10)
     ]
     began = time.process_time()
-    grouped = Grouped.of(records)
+    grouped = Grouped.of(study(*records))
     for module in (figures_accuracy, figures_size, figures_time, figures_ablation):
         assert module.figures(grouped)
     assert time.process_time() - began < 5

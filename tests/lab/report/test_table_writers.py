@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from halrp.lab.report import texts
+from halrp.lab.report import table_writers as writers
 from halrp.lab.report.comparison import comparison
-from halrp.lab.report.table import Column, Table, Value
+from halrp.lab.report.table import Column, Markdown, Table, Value
+from tests.lab.made_records import groups_of
 
 COLUMNS = (
     Column("benchmark", "bench|mark"),
@@ -36,7 +37,7 @@ def table(rows: tuple[dict[str, Value], ...] = ROWS, marks: tuple[str, ...] = ("
 
 
 def test_markdown() -> None:
-    assert texts.markdown(table()).splitlines() == [
+    assert writers.markdown(table()).splitlines() == [
         "### 50 % \\& more\\_",
         "",
         "| bench\\|mark | ours % | gap | runs | lone | ours is |",
@@ -59,11 +60,24 @@ def test_markdown() -> None:
 )
 def test_markdown_shows_text_as_it_is(text: str, shown: str) -> None:
     made = Table("k", text, "", (Column("a", "a"),), ({"a": text},))
-    assert texts.markdown(made) == f"### {shown}\n\n| a |\n| --- |\n| {shown} |\n\n\n"
+    assert writers.markdown(made) == f"### {shown}\n\n| a |\n| --- |\n| {shown} |\n\n\n"
+
+
+def test_markdown_that_we_write_is_shown_as_it_is() -> None:
+    made = Table("k", "", "", (Column("a", Markdown("`x`")), Column("b", "b")), ({"a": Markdown("**1**"), "b": "*"},))
+    assert writers.markdown_rows(made) == "| `x` | b |\n| --- | --- |\n| **1** | \\* |"
+
+
+def test_a_column_may_show_several_values_and_format_them() -> None:
+    columns = (Column("x", "x", 1, others=("y",), separator=" / "), Column("z", "z", format=lambda v: f"{v} B"))
+    rows: tuple[dict[str, Value], ...] = ({"x": 1.0, "y": None, "z": 3}, {"x": None, "y": None, "z": None})
+    made = Table("k", "", "", columns, rows)
+    assert writers.shown(made)[1] == [["1.0 / –", "3 B"], ["–", "–"]]
+    assert writers.csv(made) == "x,z\n1.0,3\n,\n"
 
 
 def test_csv_has_all_values_in_full() -> None:
-    rows = list(csv.reader(io.StringIO(texts.csv(table()))))
+    rows = list(csv.reader(io.StringIO(writers.csv(table()))))
     assert rows == [
         ["benchmark", "ours", "ours_error", "gap", "runs", "lone_error", "mark"],
         ["a_b", "1.005", "0.25", "1.0", "5", "2.0", "better"],
@@ -71,13 +85,13 @@ def test_csv_has_all_values_in_full() -> None:
         ["c|d\n*e*", "", "0.5", "-2.5", "0", "0.0", "worse"],
     ]
     third = 1 / 3
-    exact = texts.csv(table(({"ours": third},), ()))
+    exact = writers.csv(table(({"ours": third},), ()))
     assert float(exact.splitlines()[1].split(",")[1]) == third
     assert "mark" not in exact.splitlines()[0].split(",")
 
 
 def test_latex() -> None:
-    assert texts.latex(table()).splitlines() == [
+    assert writers.latex(table()).splitlines() == [
         "% About √x ± 1 and <b>.",
         r"\begin{table}",
         r"\centering",
@@ -96,10 +110,10 @@ def test_latex() -> None:
     ]
 
 
-def test_latex_escapes_all_that_it_reads_as_commands() -> None:
+def test_latex_escapes_everything_that_it_would_interpret() -> None:
     text = r"[x] \end{table} $1 & 2% #3 _4 ^5 ~6 <7> |8|"
     made = Table("k", text, text, (Column("a", text),), ({"a": text},))
-    lines = texts.latex(made).splitlines()
+    lines = writers.latex(made).splitlines()
     shown = (
         r"{[}x] \textbackslash{}end\{table\} \$1 \& 2\% \#3 \_4 \textasciicircum{}5 \textasciitilde{}6 "
         r"\textless{}7\textgreater{} \textbar{}8\textbar{}"
@@ -110,39 +124,40 @@ def test_latex_escapes_all_that_it_reads_as_commands() -> None:
 
 
 def test_a_table_of_many_rows_goes_over_pages() -> None:
-    rows: tuple[dict[str, Value], ...] = tuple({"benchmark": "a", "ours": float(i)} for i in range(texts.LONG))
-    long = texts.latex(table(rows, ()))
+    rows: tuple[dict[str, Value], ...] = tuple({"benchmark": "a", "ours": float(i)} for i in range(writers.LONG))
+    long = writers.latex(table(rows, ()))
     assert r"\begin{longtable}{lrrlr}" in long
     assert r"\endhead" in long
     assert r"\begin{tabular}" not in long
-    assert r"\begin{tabular}" in texts.latex(table(rows[1:], ()))
+    assert r"\begin{tabular}" in writers.latex(table(rows[1:], ()))
 
 
 def test_a_table_without_rows() -> None:
     empty = table((), ())
-    assert texts.csv(empty) == "benchmark,ours,ours_error,gap,runs,lone_error\n"
-    assert texts.markdown(empty).splitlines()[2].startswith("| bench")
-    assert r"\bottomrule" in texts.latex(empty)
+    assert writers.csv(empty) == "benchmark,ours,ours_error,gap,runs,lone_error\n"
+    assert writers.markdown(empty).splitlines()[2].startswith("| bench")
+    assert r"\bottomrule" in writers.latex(empty)
 
 
 def test_the_same_table_gives_the_same_text() -> None:
-    for made, again in zip(comparison([]), comparison([]), strict=True):
-        for write in (texts.markdown, texts.csv, texts.latex):
+    nothing = groups_of([])
+    for made, again in zip(comparison(nothing), comparison(nothing), strict=True):
+        for write in (writers.markdown, writers.csv, writers.latex):
             assert write(made) == write(again)
 
 
 def test_tables_are_rectangular() -> None:
-    for made in comparison([]):
-        lines = [line for line in texts.markdown(made).splitlines() if line.startswith("|")]
+    for made in comparison(groups_of([])):
+        lines = [line for line in writers.markdown(made).splitlines() if line.startswith("|")]
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
         assert len(lines) == len(made.rows) + 2
-        rows = [line for line in texts.latex(made).splitlines() if line.endswith(r"\\") and " & " in line]
+        rows = [line for line in writers.latex(made).splitlines() if line.endswith(r"\\") and " & " in line]
         assert len({line.count(" & ") for line in rows}) == 1
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
 def test_latex_can_be_typeset(tmp_path: Path) -> None:
-    tables: Any = "\n".join(texts.latex(one) for one in (table(), *comparison([])))
+    tables: Any = "\n".join(writers.latex(made) for made in (table(), *comparison(groups_of([]))))
     head = r"\documentclass{article}\usepackage{booktabs,longtable}\begin{document}"
     (tmp_path / "t.tex").write_text(f"{head}\n{tables}\n\\end{{document}}\n", "utf-8")
     subprocess.run(["pdflatex", "-interaction=batchmode", "-halt-on-error", "t.tex"], cwd=tmp_path, check=True)

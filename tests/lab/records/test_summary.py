@@ -1,125 +1,20 @@
-"""Tables from records, against values worked by hand."""
+"""All orders and seeds of the same settings, compared with values computed by hand."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from halrp.lab.records.aggregate import (
-    Row,
-    Table,
-    Undefined,
-    Value,
-    load,
-    runs_table,
-    summary,
-    to_csv,
-    to_json,
-    write_csv,
-    write_json,
-)
 from halrp.lab.records.metrics import all_orders, bootstrap
-from tests.lab.made_records import made, older, stable
-
-RESULTS = Path(__file__).parents[3] / "results"
-
-
-def close(value: Value) -> Any:
-    assert isinstance(value, float)
-    return pytest.approx(value, rel=1e-12)
+from tests.lab.made_records import groups_of, older, stable
+from tests.lab.records.test_frames import close, reason
 
 
-def reason(row: Row, name: str) -> str:
-    value = row[name]
-    assert isinstance(value, Undefined), f"{name} is {value}"
-    return value.reason
+def summary(*raw: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [dict(row) for row in groups_of(*raw).to_dict("records")]
 
-
-# ---- one row for each run -----------------------------------------------------------------------------------------
-
-
-def test_a_row_of_a_run_by_hand() -> None:
-    record = made(
-        [[0.8], [0.75, 0.6], [0.7, 0.65, 0.9]],
-        bytes=[1000.0, 1100.0, 1250.0],
-        seconds=[4.0, 2.0, 3.0],
-        settings={"growth_per_task": 0.026, "view": "full"},
-        recipe={"batch": 32},
-        order="B",
-        seed=3,
-        fraction=0.25,
-        network={"width": 8},
-    )
-    [row] = runs_table([record])
-    assert row == {
-        "stream": "digits",
-        "backbone": "mlp",
-        "network": "width=8",
-        "fraction": 0.25,
-        "tasks": 3,
-        "epochs": 3,
-        "method": "halrp-budget",
-        "settings": "growth_per_task=0.026, view=full",
-        "recipe": "batch=32",
-        "order": "B",
-        "seed": 3,
-        "accuracy": close(75.0),
-        "bwt": close(-2.5),
-        "growth_bytes": close(0.25),
-        "growth_parameters": close(0.25),
-        "growth_counted": close(0.25),
-        "later_bytes": close(125.0),
-        "seconds": 9.0,
-        "peak_bytes": 10**6 + 2,
-    }
-
-
-def test_what_an_older_record_does_not_say_is_undefined_with_a_reason() -> None:
-    [row] = runs_table([older(made([[0.8], [0.8, 0.6]], method="stl"))])
-    assert row["growth_bytes"] == close(0.1)
-    assert reason(row, "growth_counted") == "the record does not say the paper's count"
-    assert reason(row, "peak_bytes") == "the record does not say the peak of memory"
-
-
-def test_a_single_task_has_no_transfer_and_no_later_task() -> None:
-    [row] = runs_table([made([[0.8]])])
-    assert (row["accuracy"], row["growth_bytes"]) == (close(80.0), 0.0)
-    assert "at least 2 tasks" in reason(row, "bwt")
-    assert reason(row, "later_bytes") == "there is no later task"
-
-
-def joint(**cell: Any) -> dict[str, Any]:
-    return made([[None], [None, None], [0.5, 0.6, 0.7]], method="mtl", bytes=[None, None, 1500.0], **cell)
-
-
-def test_growth_of_a_joint_method_is_relative_to_a_single_task_of_stl() -> None:
-    stl = made([[0.8], [0.8, 0.6]], method="stl", bytes=[1000.0, 2000.0])
-    larger = made([[0.8], [0.8, 0.6]], method="be", bytes=[600.0, 2000.0])
-    elsewhere = made([[0.8], [0.8, 0.6]], method="stl", bytes=[10.0, 20.0], stream="pmnist")
-    row = next(row for row in runs_table([joint(), larger, stl, elsewhere]) if row["method"] == "mtl")
-    assert row["growth_bytes"] == close(0.5)
-    assert row["accuracy"] == close(60.0)
-    assert "learned at once" in reason(row, "bwt")
-    [row] = runs_table([joint()], [joint(), stl])
-    assert row["growth_bytes"] == close(0.5)
-    [row] = runs_table([joint(), elsewhere])[:1]
-    assert "no record of digits with mlp says the stored bytes" in reason(row, "growth_bytes")
-
-
-def test_growth_of_a_method_that_begins_small_is_relative_to_stl_where_that_was_run() -> None:
-    small = made([[0.8], [0.8, 0.6]], method="bmkp", bytes=[100.0, 1500.0])
-    stl = made([[0.8], [0.8, 0.6]], method="stl", bytes=[1000.0, 2000.0])
-    assert runs_table([small])[0]["growth_bytes"] == close(14.0)
-    assert runs_table([small], [small, stl])[0]["growth_bytes"] == close(0.5)
-
-
-# ---- one row for all orders and seeds -----------------------------------------------------------------------------
 
 # By order and seed, accuracies of the identities 0 and 1.
 FOUR = {("A", 0): (0.50, 0.70), ("A", 1): (0.54, 0.72), ("B", 0): (0.60, 0.70), ("B", 1): (0.64, 0.76)}
@@ -210,7 +105,7 @@ def test_a_value_that_some_runs_lack_is_undefined_for_all() -> None:
     records = four()
     records[1] = older(records[1])
     [row] = summary(records)
-    assert reason(row, "peak_bytes") == "in 1 of the runs: the record does not say the peak of memory"
+    assert reason(row, "peak_bytes") == "in 1 of the runs: the record lacks the peak memory"
 
 
 # ---- all orders ---------------------------------------------------------------------------------------------------
@@ -219,15 +114,15 @@ P = [[0.90, 0.50, 0.70], [0.84, 0.60, 0.66], [0.87, 0.55, 0.80]]
 
 
 def firsts(method: str = "halrp-budget", seed: int = 0, shift: float = 0.0) -> list[dict[str, Any]]:
-    found = []
+    records = []
     for first, final in enumerate(P):
         identities = [first, *(i for i in range(3) if i != first)]
         accuracies = {i: value + shift for i, value in enumerate(final)}
-        found.append(stable(accuracies, identities, method, order=f"first-{first}", seed=seed))
-    return found
+        records.append(stable(accuracies, identities, method, order=f"first-{first}", seed=seed))
+    return records
 
 
-def test_every_task_first_tells_all_orders_exactly() -> None:
+def test_every_task_first_gives_all_orders_exactly() -> None:
     [row] = summary(firsts()[::-1])
     exact = all_orders([[100 * value for value in line] for line in P])
     assert (row["orders"], row["every_order"], row["runs"]) == ("all 3!", True, 3)
@@ -255,37 +150,3 @@ def test_all_orders_needs_every_task_and_a_method_that_the_first_decides() -> No
     assert (row["orders"], row["every_order"]) == ("first-0 first-1", False)
     [row] = summary(firsts("ewc"))
     assert (row["orders"], row["every_order"]) == ("first-0 first-1 first-2", False)
-
-
-# ---- files --------------------------------------------------------------------------------------------------------
-
-
-def test_files_have_every_value_in_full_and_reasons_beside_what_is_undefined(tmp_path: Path) -> None:
-    table: Table = summary(four()[:2])
-    write_csv(tmp_path / "deep" / "table.csv", table)
-    write_json(tmp_path / "table.json", table)
-    assert (tmp_path / "deep" / "table.csv").read_text() == to_csv(table)
-    [plain] = json.loads((tmp_path / "table.json").read_text())
-    assert json.loads(to_json(table)) == [plain]
-    [line] = csv.DictReader(io.StringIO(to_csv(table)))
-    assert float(line["accuracy"]) == plain["accuracy"] == table[0]["accuracy"]
-    assert line["every_order"] == "false"
-    assert (line["mopd"], plain["mopd"]) == ("", None)
-    assert "mopd, aopd: one order has no disparity" in line["undefined"]
-    assert plain["undefined"]["mopd"].startswith("one order has no disparity")
-    assert to_csv([]) == ""
-
-
-# ---- the committed records ----------------------------------------------------------------------------------------
-
-
-def test_the_committed_records_can_be_read_and_their_numbers_are_those_of_the_raw_rows() -> None:
-    found = load([RESULTS / "demo", RESULTS / "frontier-cifar100-split"])
-    assert found.records
-    assert [problem for problem in found.problems if problem.kind == "damaged"] == []
-    rows = runs_table(found.records)
-    assert len(rows) == len(found.records)
-    raw = sorted(100 * sum(last["test"]) / len(last["test"]) for last in (r["rows"][-1] for r in found.records))
-    assert sorted(row["accuracy"] for row in rows) == pytest.approx(raw)  # type: ignore[type-var]
-    counts = [row["runs"] for row in json.loads(to_json(summary(found.records)))]
-    assert sum(counts) == len(rows)

@@ -1,0 +1,131 @@
+"""All records of a report as frames: `runs`, `steps`, and `groups`, one row per method and settings in a setup.
+
+The frames are those of `halrp.lab.records`, with labels for readers; tables and figures are selections of their rows,
+so that they cannot disagree. Groups and runs are in the order of tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from halrp.lab import registry
+from halrp.lab.records import frames
+from halrp.lab.records.frames import Frame
+from halrp.lab.records.schema import Record, Setup, as_text
+from halrp.lab.records.summary import group_numbers, summarise
+from halrp.lab.report.representative import representative
+
+
+@dataclass(frozen=True)
+class Study:
+    """The frames of a report."""
+
+    runs: Frame
+    """`frames.runs` with `group`, the index in `groups`, and `label`, which no other run has."""
+    groups: Frame
+    """`summarise(runs)` with the columns
+
+    - `setup`: the name of the experimental setup, such as "CIFAR100-Split · LeNet · 25 %";
+    - `variant`: the settings that distinguish the group from others of the method in the setup, or empty;
+    - `name`: the method, with its variant in brackets;
+    - `values`: all known settings of method and recipe, defaults included;
+    - `distinct`: False for runs under orders first-K of a variant that was also run under other orders;
+    - `representative`: whether it represents its method in the setup.
+    """
+
+    @staticmethod
+    def of(records: Iterable[Record]) -> Study:
+        """Measure all records, then group and label them."""
+        runs = frames.runs(records)
+        groups = summarise(runs)
+        runs["group"] = group_numbers(runs)
+        groups["setup"] = _labels(groups)
+        groups["values"] = [record.values for record in groups["record"]]
+        groups["variant"] = ""
+        for _, same in groups.groupby(["setup", "method"], sort=False):
+            groups.loc[same.index, "variant"] = _variants([*same["record"]])
+        groups["name"] = groups["method"] + groups["variant"].map(lambda text: f" ({text})" if text else "")
+        usual = groups.loc[~groups["first_order"].astype(bool), ["setup", "name"]]
+        named = {*usual.itertuples(index=False, name=None)}
+        keys = zip(groups["setup"], groups["name"], groups["first_order"], strict=True)
+        groups["distinct"] = [not first or (setup, name) not in named for setup, name, first in keys]
+        methods = groups[groups["distinct"].astype(bool)].groupby(["setup", "method"], sort=False)
+        chosen = [same.index[representative(same.to_dict("records"))] for _, same in methods]
+        groups["representative"] = groups.index.isin(chosen)
+        members = groups.loc[runs["group"]]
+        runs["label"] = [
+            f"{setup} · {name} · order {order} · seed {seed}"
+            for setup, name, order, seed in zip(
+                members["setup"], members["name"], runs["order"], runs["seed"], strict=True
+            )
+        ]
+        return Study(runs, groups)
+
+    @cached_property
+    def steps(self) -> Frame:
+        """One row per run and task: see `halrp.lab.records.frames.steps`."""
+        return frames.steps(self.runs)
+
+    @cached_property
+    def setups(self) -> dict[str, Frame]:
+        """The groups by the name of their setup, in the order of tables."""
+        return dict([*self.groups.groupby("setup", sort=False)])
+
+
+def stream_title(name: str) -> str:
+    """A stream as it is written in a text, with its variant in brackets."""
+    benchmark, _, variant = name.partition("@")
+    entry = registry.STREAMS.get(benchmark)
+    title = entry.title if entry else benchmark
+    return f"{title} ({variant.replace('@', ', ')})" if variant else title
+
+
+def backbone_title(name: str) -> str:
+    """A backbone as it is written in a text."""
+    entry = registry.BACKBONES.get(name)
+    return entry.title if entry else name
+
+
+def _labels(groups: Frame) -> list[str]:
+    """A name of each group's setup: longer where several setups would have the same."""
+    rows: list[Setup] = [record.setup for record in groups["record"]]
+    labels = _setup_labels([*dict.fromkeys(rows)])
+    return [labels[setup] for setup in rows]
+
+
+def _setup_labels(setups: Sequence[Setup]) -> dict[Setup, str]:
+    brief = {s: f"{stream_title(s.stream)} · {backbone_title(s.backbone)} · {100 * s.fraction:g} %" for s in setups}
+    details = {
+        s: (
+            s.network,
+            f"{s.tasks} task{'s' * (s.tasks != 1)}",
+            "epochs unknown" if s.epochs is None else f"{s.epochs} epoch{'s' * (s.epochs != 1)}",
+        )
+        for s in setups
+    }
+    labels = {}
+    for setup in setups:
+        same = [details[other] for other in setups if brief[other] == brief[setup]]
+        needed = [text for i, text in enumerate(details[setup]) if len({other[i] for other in same}) > 1]
+        labels[setup] = " · ".join([brief[setup], *filter(None, needed)])
+    return labels
+
+
+def _variants(records: Sequence[Record]) -> list[str]:
+    """The settings that distinguish groups of one method in one setup, given a record of each."""
+    given = [{**record.recipe, **record.settings} for record in records]
+    names = {name for values in given for name in values}
+    differing = {n for n in names if len({as_text({n: values[n]}) if n in values else "" for values in given}) > 1}
+    return [_variant(values, differing, record.values) for values, record in zip(given, records, strict=True)]
+
+
+def _variant(given: Mapping[str, Any], differing: set[str], values: Mapping[str, Any]) -> str:
+    """The settings that are not defaults, or else the defaults that other groups changed."""
+    if not differing:
+        return ""
+    changed = {name: value for name, value in given.items() if name in differing}
+    defaults = {name: values[name] for name in differing if values.get(name) is not None}
+    return as_text(changed or defaults) or "defaults"
