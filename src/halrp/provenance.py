@@ -13,7 +13,7 @@ from halrp.training.recipe import Recipe
 
 
 def describe(value: Any) -> Any:
-    """Turn a dataclass of settings into JSON values: its type's name, then its fields; a function into its name.
+    """Turn a dataclass of settings into JSON values: its type's name, then its fields; anything else into its name.
 
     A field marked as `LATER` is left out at its default, so that files and their sizes stay what they were without it.
     """
@@ -28,7 +28,7 @@ def describe(value: Any) -> Any:
         return value
     if isinstance(value, (list, tuple)):
         return [describe(item) for item in value]
-    if callable(value):  # its own text may hold an address, which is another one in every process
+    if callable(value) or type(value).__repr__ is object.__repr__:  # its text has an address, new in every process
         named = value if hasattr(value, "__qualname__") else type(value)
         return f"{named.__module__}.{named.__qualname__}"
     return str(value)
@@ -37,13 +37,13 @@ def describe(value: Any) -> Any:
 _DTYPES = {str(dtype): dtype for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64)}
 
 
-def recalled_recipe(how: Mapping[str, Any]) -> Recipe:
-    """The recipe that a task's file says it was learned with."""
+def recalled_recipe(provenance: Mapping[str, Any]) -> Recipe:
+    """The recipe that a task was learned with."""
     try:
         known = {field.name for field in dataclasses.fields(Recipe)}
-        fields = {name: value for name, value in how["recipe"].items() if name in known}
+        fields = {name: value for name, value in provenance["recipe"].items() if name in known}
         if fields.get("autocast") is not None:
             fields["autocast"] = _DTYPES[fields["autocast"]]
         return Recipe(**fields)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DamagedError(f"a task's file does not say with which recipe it was learned ({error})") from error
+        raise DamagedError(f"a task's file does not give the recipe that it was learned with ({error})") from error
