@@ -28,10 +28,14 @@ def describe(value: Any) -> Any:
         return value
     if isinstance(value, (list, tuple)):
         return [describe(item) for item in value]
-    if callable(value) or type(value).__repr__ is object.__repr__:  # its text has an address, new in every process
+    if callable(value) or _shows_its_address(value):  # an address is another one in every process
         named = value if hasattr(value, "__qualname__") else type(value)
         return f"{named.__module__}.{named.__qualname__}"
     return str(value)
+
+
+def _shows_its_address(value: object) -> bool:
+    return str(value) == object.__repr__(value)
 
 
 _DTYPES = {str(dtype): dtype for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64)}
