@@ -21,10 +21,10 @@ def test_the_generated_parts_of_documents_are_what_the_records_say() -> None:
 
 def test_the_figures_of_documents_show_what_the_records_say() -> None:
     shown = "".join((ROOT / name).read_text() for name in documents.DOCUMENTS)
-    for name, (drawing, title) in documents.figures(ROOT / "results").items():
+    for name, (plot, title) in documents.figures(ROOT / "results").items():
         text = (ROOT / name).read_text()
-        assert text.startswith("<?xml"), name
-        assert text.endswith(documents.checksum(drawing, title)), f"{name} is stale; {REMEDY}"
+        assert text.startswith("<svg"), name
+        assert text.endswith(documents.checksum(plot, title)), f"{name} is stale; {REMEDY}"
         assert Path(name).name in shown
 
 

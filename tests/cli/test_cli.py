@@ -160,8 +160,8 @@ def test_inspect_json_tells_of_every_task_in_order(learner: Learner, saved: Path
         assert task["ranks"] == delta.ranks
         assert (task["classes"], task["view"], task["precision"]) == (delta.classes, delta.view, delta.precision)
         assert task["bytes"] == (saved / task["file"]).stat().st_size
-        bought = sum(b.predicted * b.share for b in delta.recovered.values())
-        assert task["bought_loss"] == pytest.approx(bought)
+        recovered = sum(layer.predicted * layer.share for layer in delta.recovered.values())
+        assert task["recovered_loss"] == pytest.approx(recovered)
     assert facts["tasks"][0]["class_names"] == ["red", "green", "blue"]
     assert facts["bytes"] == sum(path.stat().st_size for path in saved.rglob("*.safetensors"))
     assert facts["separate_bytes"] == 3 * facts["base_bytes"]
@@ -439,7 +439,7 @@ def test_an_interrupt_exits_with_130(saved: Path, monkeypatch: pytest.MonkeyPatc
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("halrp.cli.app.verify", interrupted)
+    monkeypatch.setattr("halrp.tools.verify.verify", interrupted)
     assert ran("verify", saved).code == 130
 
 

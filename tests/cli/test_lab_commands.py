@@ -11,9 +11,9 @@ import pytest
 from halrp.cli.app import app
 from halrp.lab import presets, registry, streams
 from halrp.lab.methods.finetune import FineTune
-from halrp.lab.run import engines, runner
+from halrp.lab.run import local_engine, runner
 from tests.commands import invoke
-from tests.lab.run.tiny_cells import BUDGET, FAILING, FINETUNE, STL, SWEEP, Inline, alone, records
+from tests.lab.run.tiny_cells import BUDGET, FAILING, FINETUNE, STL, SWEEP, InlineEngine, alone, records
 
 DIGITS = ("--stream", "digits", "--backbone", "digits-net", "--tasks", 2, "--epochs", 1)
 
@@ -24,10 +24,10 @@ ran = partial(invoke, app)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Relative folders are the test's own, and cells run in this process."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(engines, "Local", Inline)
+    monkeypatch.setattr(local_engine, "LocalEngine", InlineEngine)
 
 
-@pytest.mark.parametrize("command", ["run", "sweep", "resume", "methods", "streams", "presets"])
+@pytest.mark.parametrize("command", ["run", "sweep", "resume", "methods", "streams", "backbones", "presets"])
 def test_every_command_teaches_by_example(command: str) -> None:
     assert f"halrp {command}" in ran(command, "--help").out
     assert command in ran("--help").out
@@ -51,7 +51,7 @@ def test_run_prints_a_line_for_each_task_and_a_table_and_writes_the_record(tmp_p
     for word in ("average accuracy", "backward transfer", "stored", path.stem):
         assert word in found.out
     again = ran(*given)
-    assert again.out.startswith(f"{path.stem}: already there")
+    assert again.out.startswith(f"{path.stem}: already finished")
     assert again.code == 0
     assert scalars(tmp_path / "events" / path.stem)["accuracy of each task/test/1"] == {1: pytest.approx(last)}
 
@@ -176,11 +176,11 @@ def test_an_interrupted_run_exits_with_130_and_resume_ends_it(tmp_path: Path, mo
         patch.setitem(registry.METHODS, "finetune", registry.MethodEntry(Interrupted, "stops"))
         found = ran("run", *which, "--epochs", 2, "--recipe", "batch=32")
     assert found.code == 130
-    assert "the same command goes on" in found.error
+    assert "the same command resumes" in found.error
     (tmp_path / "results" / f"foreign{runner.UNFINISHED}").write_text("foreign")
     resumed = ran("resume")
     assert resumed.code == 1
-    assert f"foreign{runner.UNFINISHED} cannot be gone on from" in resumed.error
+    assert f"foreign{runner.UNFINISHED} cannot be resumed" in resumed.error
     assert f"done   {FINETUNE.name}" in resumed.out
     assert records(tmp_path / "results") == alone(tmp_path / "alone", [FINETUNE])
     (tmp_path / "results" / f"foreign{runner.UNFINISHED}").unlink()
@@ -200,10 +200,10 @@ def test_a_plain_name_on_part_of_the_data_runs_as_the_subset_and_says_so(
     monkeypatch.setattr(streams, "load", partial)
     found = ran("run", "--method", "stl", *DIGITS)
     assert found.code == 0, found.error
-    assert "note: the data of 'digits' are not whole: it runs, and is recorded, as 'digits@subset'" in found.error
+    assert "note: the data of 'digits' are incomplete: it runs, and is recorded, as 'digits@subset'" in found.error
     [path] = (tmp_path / "results").glob("*.json")
     assert runner.read(path)["cell"]["stream"] == "digits@subset"
-    assert "already there" in ran("run", "--method", "stl", *DIGITS).out
+    assert "already finished" in ran("run", "--method", "stl", *DIGITS).out
 
 
 # ---- lists ------------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from halrp.cli.report import named, report
 from halrp.errors import HalrpError, SettingError, WriteError
-from halrp.lab.report.figure import Axis, Chart, Figure
+from halrp.lab.report.chart import Chart
+from halrp.lab.report.figure import Axis, Figure
 from halrp.lab.report.page import Section
 from tests.lab.made_records import put, stable, unfinished
 
@@ -40,7 +41,7 @@ def test_a_page_of_all_records(records: Path, tmp_path: Path) -> None:
     page = tmp_path / "out" / "page.html"
     said = run(records, "-o", page, "--title", "Two tasks & more")
     assert f"wrote {page}: 4 records" in said
-    assert "MB" in said
+    assert " kB" in said
     text = page.read_text()
     assert "<title>Two tasks &amp; more</title>" in text
     assert "computed from 4 records, read from <code>records</code>" in text

@@ -26,7 +26,7 @@ def random_delta(
     seed: int,
     classes: int = 3,
     view: str = "mean",
-    outright: Sequence[str] = (),
+    dense: Sequence[str] = (),
     rank: int | None = None,
 ) -> Delta:
     """A delta in which everything that a task may change differs from the base."""
@@ -38,12 +38,12 @@ def random_delta(
     factors: dict[str, Factors] = {}
     owned: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        treatment, weight = plan.parameters[name], parameter.detach()
+        parameter_plan, weight = plan.parameters[name], parameter.detach()
         rows, columns = weight.shape[0], weight[0].numel() if weight.dim() > 1 else 1
-        if treatment.role == "head":
+        if parameter_plan.role == "head":
             owned[name] = 0.3 * draw(weight, classes, *weight.shape[1:])
-        elif treatment.kind == "adapted" and name not in outright:
-            if view == "mean" and treatment.kernel:
+        elif parameter_plan.kind == "adapted" and name not in dense:
+            if view == "mean" and parameter_plan.kernel:
                 columns = weight.shape[1]
             k = (seed + len(factors)) % 4 if rank is None else rank
             factors[name] = Factors(

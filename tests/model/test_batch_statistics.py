@@ -172,10 +172,10 @@ def test_a_net_with_dropout_is_a_function_of_seed_and_task_alone() -> None:
         return learner
 
     with torch.random.fork_rng(devices=[]):
-        one, other, reseeded = learn("ab"), learn("b"), learn("b", seed=1)
-    logits = one.predict(X, "b")
-    assert torch.equal(one.predict(X, "b"), logits)  # dropout is off
-    assert torch.equal(other.predict(X, "b"), logits)
+        second, alone, reseeded = learn("ab"), learn("b"), learn("b", seed=1)
+    logits = second.predict(X, "b")
+    assert torch.equal(second.predict(X, "b"), logits)  # dropout is off
+    assert torch.equal(alone.predict(X, "b"), logits)
     assert not torch.equal(reseeded.predict(X, "b"), logits)
 
 

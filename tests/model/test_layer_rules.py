@@ -131,7 +131,7 @@ def test_a_rule_of_a_family_has_a_mixed_form(kind: str) -> None:
     model, plan = around(build, *shape)
     assert plan.parameters["layer.weight"].by_rule
     dense = [(), ("layer.weight",), (), ()]
-    deltas = [base_task(model, plan), *(random_delta(model, plan, seed, outright=dense[seed]) for seed in range(4))]
+    deltas = [base_task(model, plan), *(random_delta(model, plan, seed, dense=dense[seed]) for seed in range(4))]
     assert_mixes(model, plan, deltas, inputs(17, *shape))
 
 
@@ -155,7 +155,7 @@ def test_a_rule_that_only_computes_falls_back_and_says_so() -> None:
     x = inputs(11, 12)
     assert "layer.weight" not in curvature_of(model, x)
     assert "body.weight" in curvature_of(model, x)
-    assert explain(model).rows[0].why == "rule for GeluLinear, without mixed and moments"
+    assert explain(model).rows[0].why == "rule for GeluLinear, which has no mixed form and no moments"
     deltas = [base_task(model, plan), random_delta(model, plan, 1), random_delta(model, plan, 2)]
     mixed, rows = mixed_module(model, plan, deltas), shuffled_rows(11, 3)
     assert not mixed.one_pass
@@ -166,7 +166,7 @@ def test_a_rule_that_only_computes_falls_back_and_says_so() -> None:
 def test_a_rule_may_do_without_a_part_of_its_family() -> None:
     register_gelu(lacks=("mixed",))
     model, plan = around(GeluLinear, 12)
-    assert plan.parameters["layer.weight"].reason == "rule for GeluLinear, without mixed"
+    assert plan.parameters["layer.weight"].reason == "rule for GeluLinear, which has no mixed form"
     assert "layer.weight" in curvature_of(model, inputs(10, 12))
     assert "GeluLinear has no mixed form" in mixed_module(model, plan, [random_delta(model, plan, 1)]).reason
 

@@ -1,4 +1,4 @@
-"""Adapted layers against plain layers that hold the merged weight, in float64: values, gradients and what is kept."""
+"""Adapted layers against plain layers with the merged weight, in float64: values, gradients and state."""
 
 from __future__ import annotations
 

@@ -70,13 +70,10 @@ def residual() -> nn.Module:
 def test_whole_networks_agree_in_both_precisions(kind: str, view: str, dtype: torch.dtype) -> None:
     model = (drawn(residual) if kind == "residual" else backbones.build(kind)).to(dtype).eval()
     plan = plan_of(model)
-    outright = ("conv1.weight", "0.1.conv2.weight", "blocks.3.conv2.weight")
+    dense = ("conv1.weight", "0.1.conv2.weight", "blocks.3.conv2.weight")
     deltas = [
         base_task(model, plan),
-        *(
-            random_delta(model, plan, seed, 2 + seed, view, outright if seed % 2 else (), rank=seed)
-            for seed in range(4)
-        ),
+        *(random_delta(model, plan, seed, 2 + seed, view, dense if seed % 2 else (), rank=seed) for seed in range(4)),
     ]
     shape = (16, 3, 9, 9) if kind == "residual" else (16, 3, 32, 32)
     assert_mixes(model, plan, deltas, inputs(*shape, dtype=dtype))
@@ -146,8 +143,8 @@ def test_a_head_may_be_a_convolution(bias: bool) -> None:
 
 def test_none_and_a_task_that_owns_nothing_are_the_base() -> None:
     model, plan = around(lambda: nn.Linear(10, 9), 10)
-    own = Delta.pack("first", 3, "", {}, {}, {})
-    deltas = [base_task(model, plan), random_delta(model, plan, 1), own]
+    empty = Delta.pack("first", 3, "", {}, {}, {})
+    deltas = [base_task(model, plan), random_delta(model, plan, 1), empty]
     assert_mixes(model, plan, deltas, inputs(9, 10))
     x = inputs(4, 10)
     with torch.no_grad():
@@ -260,7 +257,7 @@ class Hooked(SequenceFirst):
 
 
 class Doubled(nn.Linear):
-    """A linear layer of the user's own."""
+    """A linear layer that the library does not know."""
 
     def forward(self, x: Tensor) -> Tensor:
         return 2 * super().forward(x)
@@ -276,7 +273,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "token": (Token, "the model itself"),
     "tied": (TiedLayers, "tied"),
     "hooks": (Hooked, "hooks"),
-    "own layer": (lambda: nn.Sequential(nn.Flatten(), Doubled(48, 12), nn.Linear(12, 3)), "Doubled"),
+    "custom layer": (lambda: nn.Sequential(nn.Flatten(), Doubled(48, 12), nn.Linear(12, 3)), "Doubled"),
     "weight norm": (
         lambda: nn.Sequential(
             nn.Flatten(), parametrizations.weight_norm(nn.Linear(48, 12)), nn.Linear(12, 12), nn.Linear(12, 3)

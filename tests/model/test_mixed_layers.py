@@ -130,14 +130,17 @@ def test_channels_last_inputs_stay_so_and_agree() -> None:
 
 
 @pytest.mark.parametrize(("build", "shape"), [LINEARS["rows of sequences"], CONVS["2d"], CONVS["groups"]])
-def test_weights_owned_outright_mix_with_factors_and_with_the_base(
+def test_dense_weights_mix_with_factors_and_with_the_base(
     build: Callable[[], nn.Module], shape: tuple[int, ...]
 ) -> None:
     model, plan = around(build, *shape)
-    owners = [("layer.weight",), (), ("layer.weight", "body.weight"), ("squeeze.weight",)]
-    deltas = [*(random_delta(model, plan, seed, outright=owners[seed]) for seed in range(4)), base_task(model, plan)]
+    dense_weights = [("layer.weight",), (), ("layer.weight", "body.weight"), ("squeeze.weight",)]
+    deltas = [
+        *(random_delta(model, plan, seed, dense=dense_weights[seed]) for seed in range(4)),
+        base_task(model, plan),
+    ]
     assert_mixes(model, plan, deltas, inputs(19, *shape))
-    everyone = [random_delta(model, plan, seed, outright=("layer.weight",)) for seed in range(3)]
+    everyone = [random_delta(model, plan, seed, dense=("layer.weight",)) for seed in range(3)]
     assert_mixes(model, plan, everyone, inputs(11, *shape))
 
 
@@ -179,6 +182,6 @@ def test_products_of_rows_waste_little_however_uneven_the_tasks(counts: tuple[in
     x, matrices = inputs(len(tasks), 2, 5), inputs(len(counts), 4, 5, seed=1)
     expected = torch.stack([x[n] @ matrices[task].T for n, task in enumerate(tasks)])
     torch.testing.assert_close(rows.times(x, matrices), expected, rtol=0, atol=1e-12)
-    chunks, places, _ = rows._chunks
+    chunks, slots, _ = rows._chunks
     assert len(chunks) <= 2 * len(counts)
-    assert len(places) <= 4 * len(tasks)
+    assert len(slots) <= 4 * len(tasks)

@@ -22,7 +22,7 @@ def kinds(kind: str) -> dict[str, tuple[str, str]]:
     return {name: (t.kind, t.role) for name, t in plan(net(kind)).parameters.items()}
 
 
-def test_treatment_of_a_convolutional_net() -> None:
+def test_plan_of_a_convolutional_net() -> None:
     assert kinds("conv") == {
         "features.0.weight": ("adapted", "weight"),
         "features.0.bias": ("owned", "bias"),
@@ -38,28 +38,28 @@ def test_treatment_of_a_convolutional_net() -> None:
     }
 
 
-def test_treatment_of_grouped_and_depthwise_convolutions() -> None:
-    found = plan(net("grouped"))
-    assert {n for n, t in found.named("adapted").items() if t.by_rule} == {
+def test_plan_of_grouped_and_depthwise_convolutions() -> None:
+    planned = plan(net("grouped"))
+    assert {n for n, t in planned.named("adapted").items() if t.by_rule} == {
         "stem.weight",
         "grouped.weight",
         "depthwise.weight",
     }
-    assert found.parameters["norm.weight"].role == "norm"
+    assert planned.parameters["norm.weight"].role == "norm"
 
 
-def test_treatment_of_a_transformer() -> None:
-    found = plan(net("transformer")).parameters
+def test_plan_of_a_transformer() -> None:
+    parameters = plan(net("transformer")).parameters
     layer = "encoder.layers.0."
-    assert found[layer + "linear1.weight"].by_rule
+    assert parameters[layer + "linear1.weight"].by_rule
     for merged in ("self_attn.in_proj_weight", "self_attn.out_proj.weight"):
-        assert found[layer + merged].kind == "adapted"
-        assert not found[layer + merged].by_rule
-    assert found[layer + "self_attn.in_proj_bias"].role == "bias"
-    assert found[layer + "norm1.weight"].role == "norm"
+        assert parameters[layer + merged].kind == "adapted"
+        assert not parameters[layer + merged].by_rule
+    assert parameters[layer + "self_attn.in_proj_bias"].role == "bias"
+    assert parameters[layer + "norm1.weight"].role == "norm"
 
 
-def test_treatment_of_a_recurrent_net() -> None:
+def test_plan_of_a_recurrent_net() -> None:
     assert kinds("gru") == {
         "embedding.weight": ("adapted", "weight"),
         "gru.weight_ih_l0": ("adapted", "weight"),
@@ -72,12 +72,12 @@ def test_treatment_of_a_recurrent_net() -> None:
 
 
 @pytest.mark.parametrize("kind", ["conv", "grouped", "transformer", "gru", "mlp"])
-def test_every_parameter_has_one_treatment_with_its_shape_and_a_reason(kind: str) -> None:
+def test_every_parameter_is_planned_once_with_its_shape_and_a_reason(kind: str) -> None:
     model = net(kind)
-    found = plan(model).parameters
-    assert list(found) == [name for name, _ in model.named_parameters()]
-    assert all(found[name].shape == tuple(p.shape) for name, p in model.named_parameters())
-    assert all(t.reason for t in found.values())
+    parameters = plan(model).parameters
+    assert list(parameters) == [name for name, _ in model.named_parameters()]
+    assert all(parameters[name].shape == tuple(p.shape) for name, p in model.named_parameters())
+    assert all(t.reason for t in parameters.values())
 
 
 def test_frozen_parameters_are_shared_and_stay_the_bases_own_tensor() -> None:
@@ -114,10 +114,10 @@ def test_a_body_weight_tied_with_the_head_is_refused_by_name() -> None:
 
 
 def overlapping() -> nn.Module:
-    one = nn.Linear(12, 12)
-    two = nn.Linear(12, 12)
-    two.weight = nn.Parameter(one.weight.detach())
-    return nn.Sequential(one, two, nn.Linear(12, 3))
+    first = nn.Linear(12, 12)
+    second = nn.Linear(12, 12)
+    second.weight = nn.Parameter(first.weight.detach())
+    return nn.Sequential(first, second, nn.Linear(12, 3))
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
@@ -187,10 +187,10 @@ def test_class_tokens_and_positions_are_owned_and_only_convolutions_have_a_kerne
             self.conv = nn.Conv2d(8, 16, 3)
             self.head = nn.Linear(16, 3)
 
-    found = plan(Tokens()).parameters
-    assert found["token"].kind == found["positions"].kind == "owned"
-    assert (found["mix.weight"].kind, found["mix.weight"].kernel) == ("adapted", False)
-    assert (found["conv.weight"].kind, found["conv.weight"].kernel) == ("adapted", True)
+    parameters = plan(Tokens()).parameters
+    assert parameters["token"].kind == parameters["positions"].kind == "owned"
+    assert (parameters["mix.weight"].kind, parameters["mix.weight"].kernel) == ("adapted", False)
+    assert (parameters["conv.weight"].kind, parameters["conv.weight"].kernel) == ("adapted", True)
 
 
 def test_buffers_that_no_file_can_hold_are_refused_before_anything_is_trained() -> None:

@@ -177,9 +177,9 @@ def test_a_budget_too_small_names_the_minimum_which_then_suffices(kind: str, uni
     with pytest.raises(BudgetTooSmall, match=rf"20 {unit} per task is too small.*largest: .*raise it") as caught:
         small.learn("a", task)
     assert state(small) == before
-    found = re.search(r"at least ([\d,]+)", str(caught.value))
-    assert found is not None
-    minimum = int(found[1].replace(",", ""))
+    match = re.search(r"at least ([\d,]+)", str(caught.value))
+    assert match is not None
+    minimum = int(match[1].replace(",", ""))
     delta = learner(minimum).learn("a", task)
     assert getattr(delta, unit) <= minimum
     with pytest.raises(BudgetTooSmall):

@@ -23,7 +23,7 @@ ROOMY = Halrp.budget(growth_per_task=0.9)
 class Headed(nn.Module):
     """Parts with a head `fc` after them."""
 
-    one: Any
+    first_layer: Any
     two: Any
     conv: Any
     gru: Any
@@ -39,22 +39,22 @@ class Tied(Headed):
     """Two square layers, which a test may tie, under a head."""
 
     def __init__(self, tie: bool = True) -> None:
-        super().__init__(one=nn.Linear(12, 12), two=nn.Linear(12, 12))
+        super().__init__(first_layer=nn.Linear(12, 12), two=nn.Linear(12, 12))
         if tie:
-            self.two.weight = self.one.weight
+            self.two.weight = self.first_layer.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.fc(self.two(self.one(x).tanh()).tanh()))
+        return cast(Tensor, self.fc(self.two(self.first_layer(x).tanh()).tanh()))
 
 
 class Twice(Headed):
     """One layer that is called twice."""
 
     def __init__(self) -> None:
-        super().__init__(one=nn.Linear(12, 12), conv=nn.Conv1d(1, 8, 3, padding=1))
+        super().__init__(first_layer=nn.Linear(12, 12), conv=nn.Conv1d(1, 8, 3, padding=1))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.one(self.one(x).tanh()).tanh()
+        y = self.first_layer(self.first_layer(x).tanh()).tanh()
         return cast(Tensor, self.fc(self.conv(y.unsqueeze(1)).mean(1)))
 
 
@@ -63,11 +63,11 @@ class Named(Twice):
 
     def __init__(self) -> None:
         super().__init__()
-        self.again = self.one
+        self.again = self.first_layer
         self.folded = nn.Sequential(self.conv)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.again(self.one(x).tanh()).tanh()
+        y = self.again(self.first_layer(x).tanh()).tanh()
         return cast(Tensor, self.fc(self.folded(y.unsqueeze(1)).mean(1)))
 
 
@@ -78,11 +78,11 @@ class Lists(nn.Module):
         super().__init__()
         self.several = nn.ParameterList([nn.Parameter(torch.randn(12, 12) / 4) for _ in range(2)])
         self.named = nn.ParameterDict({"key": torch.randn(12, 12) / 4})
-        self.own = nn.Parameter(torch.randn(12, 12) / 4)
+        self.direct = nn.Parameter(torch.randn(12, 12) / 4)
         self.fc = nn.Linear(12, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        for weight in (*self.several, self.named["key"], self.own):
+        for weight in (*self.several, self.named["key"], self.direct):
             x = (x @ weight).tanh()
         return cast(Tensor, self.fc(x))
 
@@ -119,7 +119,7 @@ UNUSUAL: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def random_factors(model: nn.Module, found: Plan) -> dict[str, Factors]:
+def random_factors(model: nn.Module, planned: Plan) -> dict[str, Factors]:
     """Trainable factors for every adapted parameter."""
     g = torch.Generator().manual_seed(5)
 
@@ -128,21 +128,21 @@ def random_factors(model: nn.Module, found: Plan) -> dict[str, Factors]:
 
     return {
         n: Factors(draw(t.shape[0]), draw(t.shape[1]), draw(t.shape[0], 2), draw(2, t.shape[1]))
-        for n, t in found.named("adapted").items()
+        for n, t in planned.named("adapted").items()
     }
 
 
 @pytest.mark.parametrize("case", UNUSUAL)
 def test_a_view_computes_and_differentiates_as_the_model_with_merged_weights(case: str) -> None:
     model = drawn(UNUSUAL[case]).double()
-    found = plan(model)
-    factors = random_factors(model, found)
+    planned = plan(model)
+    factors = random_factors(model, planned)
     dense = copy.deepcopy(model)
     weights = dict(dense.named_parameters())
     with torch.no_grad():
         for name, part in factors.items():
             weights[name].copy_(part.merged(weights[name]))
-    view = task_view(model, found, factors, {})
+    view = task_view(model, planned, factors, {})
     x = torch.randn(5, 12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     torch.testing.assert_close(view(x), dense(x), rtol=1e-10, atol=1e-12)
     view(x).square().sum().backward()
@@ -169,22 +169,22 @@ def test_unusual_models_learn_and_export(case: str) -> None:
 
 def test_tied_layers_are_adapted_together_through_the_merged_weight_and_stay_tied() -> None:
     model = drawn(Tied)
-    found = plan(model)
-    treatment = found.parameters["one.weight"]
-    assert treatment.aliases == ("one.weight", "two.weight")
-    assert not treatment.by_rule
-    assert "tied" in treatment.reason
-    assert "two.weight" not in found.parameters
-    factors = {n: f.map(lambda t: t.detach().float()) for n, f in random_factors(model, found).items()}
+    planned = plan(model)
+    parameter = planned.parameters["first_layer.weight"]
+    assert parameter.aliases == ("first_layer.weight", "two.weight")
+    assert not parameter.by_rule
+    assert "tied" in parameter.reason
+    assert "two.weight" not in planned.parameters
+    factors = {n: f.map(lambda t: t.detach().float()) for n, f in random_factors(model, planned).items()}
     head = {n: model.get_parameter(n).detach() for n in ("fc.weight", "fc.bias")}
-    exported = merged_copy(model, found, factors, head, 3)
-    assert exported.get_parameter("one.weight") is exported.get_parameter("two.weight")
+    exported = merged_copy(model, planned, factors, head, 3)
+    assert exported.get_parameter("first_layer.weight") is exported.get_parameter("two.weight")
 
 
 def test_a_module_under_two_names_keeps_its_rule() -> None:
-    found = plan(drawn(Named))
-    assert found.parameters["one.weight"].by_rule
-    assert found.parameters["conv.weight"].by_rule
+    planned = plan(drawn(Named))
+    assert planned.parameters["first_layer.weight"].by_rule
+    assert planned.parameters["conv.weight"].by_rule
 
 
 def test_a_subclass_goes_through_the_merged_weight() -> None:
@@ -196,9 +196,9 @@ def test_a_weight_normed_layer_is_owned_and_learns() -> None:
         return nn.Sequential(weight_norm(nn.Linear(10, 12)), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 3))
 
     model = drawn(build)
-    found = plan(model).parameters
-    assert found["0.parametrizations.weight.original1"].kind == "owned"
-    assert "parametrized" in found["0.parametrizations.weight.original1"].reason
+    planned = plan(model).parameters
+    assert planned["0.parametrizations.weight.original1"].kind == "owned"
+    assert "parametrized" in planned["0.parametrizations.weight.original1"].reason
     learner = Learner(model, recipe=FAST, method=ROOMY)
     learner.learn("a", tiny_task("mlp", 0))
     delta = learner.learn("b", tiny_task("mlp", 1))
@@ -214,7 +214,7 @@ def test_a_head_under_two_names_is_found_by_either_and_replaced_in_both() -> Non
             self.classifier = self.fc
 
         def forward(self, x: Tensor) -> Tensor:
-            return cast(Tensor, self.classifier(self.two(self.one(x).tanh())))
+            return cast(Tensor, self.classifier(self.two(self.first_layer(x).tanh())))
 
     x, y = torch.randn(12, 12, generator=torch.Generator().manual_seed(1)), torch.arange(12)
     for name in (None, "fc", "classifier"):
@@ -226,21 +226,21 @@ def test_a_head_under_two_names_is_found_by_either_and_replaced_in_both() -> Non
         assert learner.predict(x, "b").shape == learner.export("b")(x).shape == (12, 4)
 
 
-class Kept(nn.Module):
+class RemembersActivations(nn.Module):
     """A net that keeps its activations, as many attention layers keep their maps."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.one = nn.Linear(10, 12)
+        self.first_layer = nn.Linear(10, 12)
         self.fc = nn.Linear(12, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        self.kept = self.one(x).tanh()
-        return cast(Tensor, self.fc(self.kept))
+        self.activations = self.first_layer(x).tanh()
+        return cast(Tensor, self.fc(self.activations))
 
 
 def test_a_model_that_keeps_activations_learns_task_after_task() -> None:
-    learner = Learner(drawn(Kept), recipe=FAST, method=ROOMY)
+    learner = Learner(drawn(RemembersActivations), recipe=FAST, method=ROOMY)
     for task in range(3):
         learner.learn(f"t{task}", tiny_task("mlp", task))
     x = tiny_task("mlp", 2)[0]
@@ -252,13 +252,13 @@ class SharedStatistics(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.one, self.first = nn.Linear(10, 12), nn.BatchNorm1d(12)
+        self.first_layer, self.first = nn.Linear(10, 12), nn.BatchNorm1d(12)
         self.two, self.second = nn.Linear(12, 12), nn.BatchNorm1d(12)
         self.second.running_mean = self.first.running_mean
         self.fc = nn.Linear(12, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.fc(self.second(self.two(self.first(self.one(x)).relu())).relu()))
+        return cast(Tensor, self.fc(self.second(self.two(self.first(self.first_layer(x)).relu())).relu()))
 
 
 def test_a_buffer_held_twice_is_the_tasks_own_in_both_places() -> None:

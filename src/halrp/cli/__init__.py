@@ -1,7 +1,7 @@
 """The `halrp` command.
 
-Its commands live in `halrp.cli.app` and need typer, which a library should not ask of everyone. So they are imported
-only when the command runs, and a missing typer is one clear line.
+Its commands are in `halrp.cli.app` and need typer, which the library does not. So they are imported only when the
+command runs, and a missing typer is an error in one line.
 """
 
 from __future__ import annotations

@@ -71,11 +71,11 @@ def report(
 
 def save(sections: Iterable[Section], folder: Path, suffix: str) -> int:
     """Save every drawing of every figure in a folder, and say how many there are."""
-    from halrp.lab.report.files import draw
+    from halrp.lab.report.image import write
 
     count = 0
-    for name, title, drawing in named(sections):
-        draw(drawing, folder / f"{name}.{suffix}", title=title)
+    for name, title, plot in named(sections):
+        write(plot, folder / f"{name}.{suffix}", title=title)
         count += 1
     return count
 
@@ -87,8 +87,8 @@ def named(sections: Iterable[Section]) -> Iterator[tuple[str, str, Plot]]:
     shown: Sequence[Figure] = [part for section in sections for part in section.parts if isinstance(part, Figure)]
     seen: dict[str, int] = {}
     for figure in shown:
-        for label, drawing in figure.plots.items():
+        for label, plot in figure.plots.items():
             name = re.sub(r"[^a-z0-9]+", "-", f"{figure.key}-{label}".lower()).strip("-")[:120]
             seen[name] = seen.get(name, 0) + 1
             again = "" if seen[name] == 1 else f"-{seen[name]}"
-            yield f"{name}{again}", f"{figure.title}: {label}", drawing
+            yield f"{name}{again}", f"{figure.title}: {label}", plot

@@ -1,7 +1,7 @@
-"""The frozen network that every task stands on, and the networks that are made of it.
+"""The frozen network under every task, and the networks that are made from it.
 
-A `Base` is a module, the plan of what happens to its parameters, and a fingerprint. It makes trainable copies, tells
-what of a trained copy a task owns, and puts a task's delta back on top of itself. It never changes.
+A `Base` is a module, the plan of what happens to its parameters, and a fingerprint. It makes trainable copies, collects
+what a task owns in a trained copy, and applies a task's delta to itself. It never changes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Base:
     """A frozen module with its plan."""
 
     def __init__(self, module: nn.Module, plan: Plan, channels_last: bool) -> None:
-        """Freeze a module that nobody else holds, in place."""
+        """Freeze a module in place; the caller hands it over."""
         module.zero_grad(set_to_none=True)
         self.module = set_memory_format(module, channels_last).requires_grad_(False).eval()
         self.plan = plan
@@ -35,7 +35,7 @@ class Base:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The name of exactly these weights and buffers."""
+        """A hash of all weights and buffers."""
         return seeding.fingerprint(self.tensors)
 
     @property
@@ -55,12 +55,12 @@ class Base:
 
     @property
     def device(self) -> torch.device:
-        """Where the base lies; tasks follow it."""
+        """The device of the base, and so of its tasks."""
         return next(self.module.parameters()).device
 
     @property
     def has_batch_norm(self) -> bool:
-        """Whether a batch of one example cannot be trained on."""
+        """Whether the model cannot be trained on a batch of one example."""
         return has_batch_norm(self.module)
 
     def adapted_weights(self) -> dict[str, Tensor]:
@@ -68,20 +68,22 @@ class Base:
         adapted = self.plan.named("adapted")
         return {n: p.detach() for n, p in self.module.named_parameters() if n in adapted}
 
-    def trainable(self, classes: int, *names: object) -> nn.Module:
-        """A copy with a new head, to be trained without constraint; the head is drawn from `names`."""
-        with seeding.isolated(*names, "head", device=self.device):
+    def trainable(self, classes: int, *seed_key: object) -> nn.Module:
+        """A copy in which every parameter but the shared ones trains, with a new head drawn from the seed key."""
+        with seeding.isolated(*seed_key, "head", device=self.device):
             net = views.trainable_copy(self.module, self.plan, classes)
         return set_memory_format(net, self.channels_last)
 
     def owned_tensors(self, net: nn.Module) -> dict[str, Tensor]:
         """Copies of all that a task owns in its network besides adapted weights: parameters, head, buffers."""
-        ours = self.plan.named("owned")
-        owned = {n: p.detach().clone() for n, p in net.named_parameters() if n in ours or self.plan.role(n) == "head"}
+        private = self.plan.named("owned")
+        owned = {
+            n: p.detach().clone() for n, p in net.named_parameters() if n in private or self.plan.role(n) == "head"
+        }
         return owned | self.changed_buffers(net)
 
     def changed_buffers(self, net: nn.Module) -> dict[str, Tensor]:
-        """Copies of the buffers in which a network differs from the base; the others are shared."""
+        """Copies of the buffers that differ from the base's; the others are shared."""
         old = dict(self.module.named_buffers())
         return {
             n: b.detach().clone()
@@ -90,7 +92,7 @@ class Base:
         }
 
     def tuning_view(self, factors: Mapping[str, Factors], owned: Mapping[str, Tensor], classes: int) -> nn.Module:
-        """A network over the frozen base in which the given parameters train; buffers are private."""
+        """A network over the frozen base whose factors and owned tensors may train; its buffers are private."""
         return views.task_view(self.module, self.plan, factors, owned, classes, private_buffers=True)
 
     @cached_property
@@ -106,7 +108,7 @@ class Base:
         return views.task_view(self.module, self.plan, delta.factors, delta.owned, delta.classes)
 
     def merged(self, delta: Delta) -> nn.Module:
-        """A task as a plain module of the model's own classes that shares nothing."""
+        """A task as a plain module with merged weights that shares nothing with the base."""
         if delta.is_base:
             return views.clone(self.module).eval()
         return views.merged_copy(self.module, self.plan, delta.factors, delta.owned, delta.classes)
@@ -118,7 +120,7 @@ class Base:
 
 
 def check_outputs(net: nn.Module, x: Tensor, classes: int, head: str, task: str) -> None:
-    """Show that a network gives one logit per class and writes to no buffer when it is only used."""
+    """Raise unless a network gives one logit per class and writes to no buffer in evaluation mode."""
     buffers = [(n, b, b._version) for n, b in net.named_buffers()]
     try:
         with evaluating(net), torch.no_grad():
@@ -144,7 +146,7 @@ def check_outputs(net: nn.Module, x: Tensor, classes: int, head: str, task: str)
 
 
 def set_memory_format(net: nn.Module, channels_last: bool) -> nn.Module:
-    """Lay four-dimensional tensors out with channels last, in place."""
+    """Convert four-dimensional tensors to channels-last memory in place, if asked to."""
     if channels_last:
         for tensor in (*net.parameters(), *net.buffers()):
             if tensor.dim() == 4:
@@ -154,7 +156,7 @@ def set_memory_format(net: nn.Module, channels_last: bool) -> nn.Module:
 
 @contextmanager
 def evaluating(net: nn.Module) -> Iterator[None]:
-    """Evaluate a network of ours for a while, then let it train again."""
+    """Put a network into evaluation mode inside the block, and into training mode after it."""
     net.eval()
     try:
         yield

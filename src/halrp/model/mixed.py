@@ -1,16 +1,16 @@
 """Rows of different tasks in one pass: `MixedModule`.
 
-A copy of the base's tree of modules is made in which every layer that some task changes computes each row as its own
-task would (`mixed_layers`); everything else, layers and the code between them, runs as it is, once for the batch.
+In a copy of the base's tree of modules, every layer that some task changes computes each row as that row's task would
+(the mixed forms in `layers`). Everything else, layers and the code between them, runs as it is, once for the batch.
 
 That is right only if the model treats the rows of a batch independently and keeps them in the first dimension, which
-cannot be read off its modules. So it is refused where it is known to be wrong, and otherwise tried: the first mixed
-batch is computed a second time, task by task, and the results are compared. Where the one pass is refused, fails or
-differs, every batch goes task by task through the tasks' own views from then on, which is always right and slower.
-`one_pass` tells which way is used, `reason` why.
+its modules do not show. So one pass is refused where it is known to be wrong, and otherwise checked: the first mixed
+batch is computed a second time, task by task, and the results are compared. Where one pass is refused, fails or
+differs, every later batch is computed task by task through the tasks' own modules, which is always right and slower.
+`one_pass` says which way is used, `reason` why.
 
-A model that normalises by the statistics of the batch always goes task by task: the rows of a task are normalised by
-the rows of that task, as if they had been passed alone.
+A model that normalises by the statistics of the batch is always computed task by task: the rows of a task are
+normalised by the rows of that task, as if they had been passed alone.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class MixedModule:
         self._classes = [delta.classes for delta in self._deltas]
         first: dict[int, int] = {}
         self._same = [first.setdefault(id(delta), index) for index, delta in enumerate(self._deltas)]
-        """The first index of each task: the base may stand for several, and its rows are one group."""
+        """The first index of each task: several indices may mean the base's own task, and its rows are one group."""
         self._views: dict[int, nn.Module] = {}
         self._net: nn.Module | None = None
         self._compared = False
         self.reason = ""
-        """Why batches go task by task; empty as long as they go in one pass."""
+        """Why batches are computed task by task; empty as long as one pass serves."""
         try:
             self._net = self._mixed_network()
         except NotRowWise as reason:
@@ -61,7 +61,7 @@ class MixedModule:
 
     @property
     def one_pass(self) -> bool:
-        """Whether rows of different tasks go through the network together."""
+        """Whether rows of different tasks are computed in one pass."""
         return not self.reason
 
     def __call__(self, x: Tensor, rows: Tensor) -> Tensor:
@@ -75,61 +75,61 @@ class MixedModule:
                 return self._one_task(x, tasks[0])
             order = sorted(range(len(tasks)), key=tasks.__getitem__)
             positions = torch.tensor(order, device=x.device)
-            logits = self._sorted(x[positions], Rows(sorted(tasks), x.device))
+            logits = self._predict_sorted(x[positions], Rows(sorted(tasks), x.device))
             return logits[positions.argsort()]
 
     def batched(self, x: Tensor, rows: Tensor, batch: int) -> Tensor:
-        """The same for any number of rows, at most about `batch` of them at a time.
+        """The same for any number of rows, about `batch` of them at a time.
 
-        In one pass a batch is as many rows as come next. Task by task it is as many rows of one task, so that they meet
-        the same rows as if they had been passed alone.
+        In one pass a batch is the next rows. Task by task it is the next rows of one task, so that a row is in the same
+        batch as if its task had been passed alone.
         """
         if self.one_pass:
             pairs = zip(x.split(batch), rows.split(batch), strict=True)
-            return _as_wide([self(part, index) for part, index in pairs])
+            return _concatenate([self(part, index) for part, index in pairs])
         tasks = torch.tensor(self._tasks(x, rows), device=x.device)
         groups = [(tasks == task).nonzero().flatten() for task in tasks.unique()]
         parts = [part for group in groups for part in group.split(inference_batches(self._model, len(group), batch))]
-        logits = _as_wide([self(x[part], rows[part]) for part in parts])
+        logits = _concatenate([self(x[part], rows[part]) for part in parts])
         return logits[torch.cat(parts).argsort()]
 
     def _tasks(self, x: Tensor, rows: Tensor) -> list[int]:
-        """The task of each row, checked."""
+        """The index of each row's task, checked."""
         if rows.shape != x.shape[:1] or not len(rows) or rows.dtype not in (torch.int64, torch.int32):
             raise DataError(
                 f"rows of shape {tuple(rows.shape)} and type {rows.dtype} for inputs of shape {tuple(x.shape)}: "
                 "give the index of a task, an integer, for each of one row or more"
             )
-        named = rows.tolist()
-        if min(named) < 0 or max(named) >= len(self._deltas):
-            wrong = next(index for index in named if not 0 <= index < len(self._deltas))
+        indices = rows.tolist()
+        if min(indices) < 0 or max(indices) >= len(self._deltas):
+            wrong = next(index for index in indices if not 0 <= index < len(self._deltas))
             raise DataError(f"rows names task {wrong}, but there are {len(self._deltas)}: 0 … {len(self._deltas) - 1}")
-        return [self._same[index] for index in named]
+        return [self._same[index] for index in indices]
 
     # ---- rows sorted by task ----------------------------------------------------------------------------------
 
-    def _sorted(self, x: Tensor, rows: Rows) -> Tensor:
+    def _predict_sorted(self, x: Tensor, rows: Rows) -> Tensor:
         if self._net is None or self.reason:
-            return self._by_task(x, rows)
+            return self._task_by_task(x, rows)
         if self._compared:
             try:
-                return self._at_once(self._net, x, rows)
-            except Exception as error:  # whatever it was: the tasks' own views tell whether the input is at fault
-                logits = self._by_task(x, rows)
-                self.reason = _sentence(error)
+                return self._one_pass(self._net, x, rows)
+            except Exception as error:  # of any kind: the tasks' own modules show whether the input is at fault
+                logits = self._task_by_task(x, rows)
+                self.reason = _reason(error)
                 return logits
-        logits = self._by_task(x, rows)
+        logits = self._task_by_task(x, rows)
         try:
-            reason = _difference(self._at_once(self._net, x, rows), logits)
+            reason = _disagreement(self._one_pass(self._net, x, rows), logits)
         except Exception as error:  # the input is not at fault, or the line before would have failed
-            reason = _sentence(error)
-        # Another thread may compare at the same time; only ever set, a reason it found is not lost.
+            reason = _reason(error)
+        # Another thread may compare at the same time: a reason that it has set must stay.
         if reason:
             self.reason = reason
         self._compared = True
         return logits
 
-    def _at_once(self, net: nn.Module, x: Tensor, rows: Rows) -> Tensor:
+    def _one_pass(self, net: nn.Module, x: Tensor, rows: Rows) -> Tensor:
         """All rows in one pass."""
         token = ROWS.set(rows)
         try:
@@ -144,9 +144,9 @@ class MixedModule:
         absent = torch.arange(max(widths), device=x.device) >= classes[:, None]
         return logits.masked_fill(absent, -torch.inf)
 
-    def _by_task(self, x: Tensor, rows: Rows) -> Tensor:
+    def _task_by_task(self, x: Tensor, rows: Rows) -> Tensor:
         """One pass for each task that is present."""
-        return _as_wide([self._one_task(x[members.start : members.stop], task) for task, members in rows.groups])
+        return _concatenate([self._one_task(x[members.start : members.stop], task) for task, members in rows.groups])
 
     def _one_task(self, x: Tensor, task: int) -> Tensor:
         return task_logits(self._view(task), x, self._deltas[task])
@@ -209,25 +209,25 @@ class MixedModule:
         return rule.mixed(tasks)
 
 
-def _as_wide(parts: Sequence[Tensor]) -> Tensor:
-    """Parts of a result below each other, as wide as the widest, filled up with −inf."""
+def _concatenate(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate logits of batches, padded with −inf to the widest."""
     width = max(part.shape[1] for part in parts)
     return torch.cat([nn.functional.pad(part, (0, width - part.shape[1]), value=-torch.inf) for part in parts])
 
 
 def _enclosing(path: str) -> Iterator[str]:
-    """The paths of the modules around a module and of itself, from the inside out."""
+    """The path of a module, then those of the modules around it, from the inside out."""
     while path:
         yield path
         path = path.rpartition(".")[0]
 
 
-def _sentence(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, NotRowWise) else f"the one pass failed ({type(error).__name__}: {error})"
 
 
-def _difference(got: Tensor, expected: Tensor) -> str:
-    """Say how the logits of the one pass differ from those of the tasks' own passes; empty if they agree.
+def _disagreement(got: Tensor, expected: Tensor) -> str:
+    """How the logits of one pass differ from those of the tasks' own modules; empty if they agree.
 
     They agree if no two differ by more than the square root of the rounding unit times the largest logit: 3e-4 in
     float32, where rounding makes about 1e-6 and a row that met another task's layer is off by far more.

@@ -1,14 +1,13 @@
 """A task as an `nn.Module` that shares the base's tensors, and as one that shares nothing.
 
-A view is a copy of the model's tree of modules whose parameters and buffers *are* the base's tensors; then the task's
-own tensors and adapted layers are put in their places. Building one costs no memory beyond the delta. Nothing in a
-view that is evaluated writes to the base.
+A view is a copy of the model's tree of modules whose parameters and buffers *are* the base's tensors, except for those
+that the task owns or adapts. Building one costs no memory beyond the delta, and using it writes nothing to the base.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,11 +24,11 @@ from halrp.model.plan import Plan, aliases
 def clone(model: nn.Module, share: Mapping[int, Tensor] | None = None) -> nn.Module:
     """Copy a model; tensors whose id is in `share` are used as they are.
 
-    Tensors that a forward pass left in attributes (kept activations, attention maps) belong to a graph that cannot be
+    Tensors that a forward pass left in attributes (activations, attention maps) belong to a graph that cannot be
     copied; the copy has their values.
     """
-    kept = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
-    memo: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in kept if not tensor.is_leaf}
+    attributes = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+    memo: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in attributes if not tensor.is_leaf}
     try:
         return copy.deepcopy(model, memo | dict(share or {}))
     except Exception as error:
@@ -45,7 +44,7 @@ def shared_copy(model: nn.Module) -> nn.Module:
 
 
 def trainable_copy(base: nn.Module, plan: Plan, classes: int) -> nn.Module:
-    """Copy the base with a new head, for training without constraint. Shared parameters stay frozen and shared.
+    """Copy the base with a new head, for training. Shared parameters stay frozen and shared.
 
     The head is drawn from the global generator; callers isolate it.
     """
@@ -78,6 +77,17 @@ def task_view(
     if classes is not None:
         fresh = new_head(base.get_submodule(plan.head), classes, torch.device("meta"))
         replace_module(net, plan.head, fresh)
+    _set_owned(net, base, plan, owned)
+    for name, part in factors.items():
+        if plan.parameters[name].by_rule:
+            adapt(net.get_submodule(name.rpartition(".")[0]), part)
+        else:
+            _merge_tied(net, plan.parameters[name].aliases, Merged(part))
+    return net.eval()
+
+
+def _set_owned(net: nn.Module, base: nn.Module, plan: Plan, owned: Mapping[str, Tensor]) -> None:
+    """Set a task's private tensors under every name of each."""
     buffer_names = aliases(base.named_buffers(remove_duplicate=False))
     for name, tensor in owned.items():
         parameter = plan.parameters.get(name)
@@ -85,32 +95,26 @@ def task_view(
             tensor = nn.Parameter(tensor, requires_grad=False)  # one object, so that tied weights stay tied
         for alias in parameter.aliases if parameter is not None else buffer_names.get(name, (name,)):
             set_tensor(net, alias, tensor)
-    for name, part in factors.items():
-        if plan.parameters[name].by_rule:
-            adapt(net.get_submodule(name.rpartition(".")[0]), part)
-            continue
-        merged = Merged(part)
-        seen: set[tuple[int, str]] = set()
-        for alias in plan.parameters[name].aliases:
-            path, _, leaf = alias.rpartition(".")
-            layer = net.get_submodule(path)
-            if (id(layer), leaf) not in seen:
-                seen.add((id(layer), leaf))
-                adapt_merged(layer, leaf, merged)
-    return net.eval()
+
+
+def _merge_tied(net: nn.Module, names: Sequence[str], merged: Merged) -> None:
+    """Make a weight read as its merged form in every layer that holds it, once in each."""
+    holders = {(id(net.get_submodule(path)), leaf): path for path, _, leaf in (name.rpartition(".") for name in names)}
+    for (_, leaf), path in holders.items():
+        adapt_merged(net.get_submodule(path), leaf, merged)
 
 
 def merged_copy(
     base: nn.Module, plan: Plan, factors: Mapping[str, Factors], owned: Mapping[str, Tensor], classes: int
 ) -> nn.Module:
-    """A plain module with merged weights: the classes of the user's own model, sharing nothing with the base."""
+    """A plain module with merged weights: made of the model's own classes, sharing nothing with the base."""
     weights = dict(base.named_parameters())
     merged = {name: part.merged(weights[name].detach()) for name, part in factors.items()}
     return clone(task_view(base, plan, {}, {**owned, **merged}, classes)).eval()
 
 
 def replace_module(net: nn.Module, path: str, module: nn.Module) -> None:
-    """Put a module in the place of another, wherever the tree holds it."""
+    """Replace a module by another under every name that the model has for it."""
     old = net.get_submodule(path)
     for parent in list(net.modules()):
         for name, child in list(parent._modules.items()):
@@ -119,7 +123,7 @@ def replace_module(net: nn.Module, path: str, module: nn.Module) -> None:
 
 
 def set_tensor(net: nn.Module, name: str, tensor: Tensor) -> None:
-    """Put a tensor in the place of a parameter (keeping it one) or a buffer."""
+    """Replace a parameter or buffer of a model; a parameter stays one."""
     path, _, leaf = name.rpartition(".")
     owner = net.get_submodule(path)
     if leaf in owner._parameters and not isinstance(tensor, nn.Parameter):
@@ -128,7 +132,7 @@ def set_tensor(net: nn.Module, name: str, tensor: Tensor) -> None:
 
 
 def get_tensor(net: nn.Module, name: str) -> Tensor:
-    """The parameter or buffer of a name."""
+    """The parameter or buffer with this name."""
     path, _, leaf = name.rpartition(".")
     tensor: Tensor = getattr(net.get_submodule(path), leaf)
     return tensor

@@ -15,19 +15,19 @@ from halrp.model.mixed import MixedModule
 
 
 class Predictor:
-    """Tasks as functions of inputs. What is built for a call is kept for the next one."""
+    """Predicts for the tasks of a base. Modules are built when they are first needed, and reused."""
 
-    def __init__(self, base: Base, tasks: Mapping[str, Delta], before: Predictor | None = None) -> None:
-        """Take a base and its tasks; from the predictor `before` it, what stands for the very same tasks is kept."""
+    def __init__(self, base: Base, tasks: Mapping[str, Delta], earlier: Predictor | None = None) -> None:
+        """Take a base and its tasks; modules of unchanged tasks are taken over from an earlier predictor."""
         self._base, self._tasks = base, tasks
         self._mixed: MixedModule | None = None
         self._modules: dict[str | None, nn.Module] = {}
-        if before is not None:
-            same = {name for name, delta in tasks.items() if before._tasks.get(name) is delta}
-            self._modules |= {name: module for name, module in before._modules.items() if name in same}
+        if earlier is not None:
+            same = {name for name, delta in tasks.items() if earlier._tasks.get(name) is delta}
+            self._modules |= {name: module for name, module in earlier._modules.items() if name in same}
 
     def delta(self, task: str | None) -> Delta:
-        """What a task owns; None is the base's own task, which owns nothing."""
+        """The delta of a task; None means the base's own task."""
         if task is None:
             return self._base.task
         if task not in self._tasks:

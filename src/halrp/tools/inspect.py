@@ -1,4 +1,4 @@
-"""What is in a store, as plain JSON values: tasks in order, their ranks and sizes, and what the ranks bought."""
+"""The content of a store as plain JSON values: tasks in order, their ranks, their sizes and the loss they recover."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def _task(name: str, entry: Entry, delta: Delta) -> dict[str, Any]:
         "view": delta.view,
         "precision": delta.precision,
         "ranks": delta.ranks,
-        "owned_outright": [weight for weight in delta.shapes if weight in delta.recovered],
+        "dense": [weight for weight in delta.shapes if weight in delta.recovered],
         "predicted_loss": predicted,
-        "bought_loss": recovered,
+        "recovered_loss": recovered,
         "layers": {
             weight: {"importance": layer.importance, "predicted_loss": layer.predicted, "explained": layer.share}
             for weight, layer in delta.recovered.items()
         },
-        "how": dict(delta.provenance),
+        "provenance": dict(delta.provenance),
     }

@@ -78,8 +78,8 @@ class Watched(Additive):
         self.calls.append("targets")
         return super().targets()
 
-    def draw_back(self, targets: list[dict[str, Tensor]]) -> Callable[[], None]:
-        add, waiting = super().draw_back(targets), [True]
+    def retroactive_penalty(self, targets: list[dict[str, Tensor]]) -> Callable[[], None]:
+        add, waiting = super().retroactive_penalty(targets), [True]
 
         def watched() -> None:
             before = clones({n: s.grad for n, s in self.sigma.items() if s.grad is not None})
@@ -122,7 +122,7 @@ def test_the_hook_adds_the_gradient_of_all_that_is_said_of_old_tasks(scale: floa
     for task in tiny_tasks()[:2]:
         method.learn(double(task))
     targets, wanted = method.targets(), [clones(method.weights(i, threshold=0.0)) for i in range(2)]
-    add = method.draw_back(targets)
+    add = method.retroactive_penalty(targets)
     chance = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for sigma in method.sigma.values():
@@ -189,11 +189,11 @@ def test_a_large_l1_leaves_the_mask_alone() -> None:
 def test_sigma_and_old_tau_are_trained_on_and_the_rest_of_a_task_is_not() -> None:
     method = learned(1)
     first = method.tasks[0]
-    own, tau, v, sigma = (clones(t) for t in (first.own, first.tau, first.v, method.sigma))
+    own, tau, v, sigma = (clones(t) for t in (first.tensors, first.tau, first.v, method.sigma))
     for task in tiny_tasks()[1:]:
         method.learn(task)
     assert set(own) == {n for n in network.contents(tiny_context().build(3, 0)) if n not in sigma}
-    assert all(torch.equal(t, own[n]) for n, t in method.tasks[0].own.items()), "its norms, statistics, biases, head"
+    assert all(torch.equal(t, own[n]) for n, t in method.tasks[0].tensors.items()), "norms, statistics, biases, head"
     assert all(not torch.equal(t, tau[n]) for n, t in method.tasks[0].tau.items())
     assert all(not torch.equal(t, v[n]) for n, t in method.tasks[0].v.items())
     assert all(not torch.equal(t, sigma[n]) for n, t in method.sigma.items())
@@ -236,7 +236,7 @@ def test_a_task_starts_from_sigma_with_masks_near_a_half(start: str, monkeypatch
         assert 0 < float((torch.sigmoid(part.v[n].detach()) - 0.5).abs().max()) < 0.35
     fresh, _ = network.fresh(method.context, tiny_tasks()[1])
     names = set(network.contents(fresh)) - set(method.sigma)
-    assert all(torch.equal(part.own[n], network.contents(fresh)[n]) for n in names), "new biases, norms and head"
+    assert all(torch.equal(part.tensors[n], network.contents(fresh)[n]) for n in names), "new biases, norms and head"
 
 
 def test_elements_up_to_the_threshold_are_zero_in_use_and_not_counted() -> None:

@@ -65,7 +65,7 @@ def test_a_later_task_trains_its_mask_tau_biases_norms_and_head(mask_only: bool)
     assert all(not torch.equal(v, start.v[n]) for n, v in part.v.items())
     assert bool(part.tau) is not mask_only
     assert all(not torch.equal(t, start.tau[n]) for n, t in part.tau.items())
-    still = {n for n, t in before.items() if n not in method.sigma and torch.equal(part.own[n], t)}
+    still = {n for n, t in before.items() if n not in method.sigma and torch.equal(part.tensors[n], t)}
     assert not still
 
 

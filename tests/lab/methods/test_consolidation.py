@@ -17,10 +17,9 @@ def tensors(count: int, *shape: int, spread: float = 1.0, name: str = "points") 
     return [spread * torch.randn(shape, generator=chance, dtype=torch.float64) for _ in range(count)]
 
 
-def sums(found: Consolidated) -> list[Tensor]:
-    return [
-        own if group == ALONE else own + found.local[group] for own, group in zip(found.own, found.groups, strict=True)
-    ]
+def sums(result: Consolidated) -> list[Tensor]:
+    pairs = zip(result.private, result.groups, strict=True)
+    return [private if group == ALONE else private + result.local[group] for private, group in pairs]
 
 
 def two_kinds() -> list[Tensor]:
@@ -54,7 +53,7 @@ def test_an_empty_cluster_keeps_its_centroid() -> None:
     assert assignment == [0, 0, 0, 0]
     assert torch.equal(centroids[1], far)
     found = consolidate(points, 2, 0.1, [points[0], far])
-    assert all(bool(t.isfinite().all()) for t in (*found.own, *found.local, *found.centroids))
+    assert all(bool(t.isfinite().all()) for t in (*found.private, *found.local, *found.centroids))
     assert len(found.local) == 1
 
 
@@ -109,7 +108,7 @@ def test_no_sum_drifts_by_more_than_half_of_beta(beta: float) -> None:
     assert drift <= beta / 2 * (1 + 1e-12)
     if beta == 0.02:
         assert drift > 0
-        assert any(bool((t == 0).any()) and bool((t != 0).any()) for t in found.own), "some elements merge, not all"
+        assert any(bool((t == 0).any()) and bool((t != 0).any()) for t in found.private), "some elements merge, not all"
 
 
 def test_with_beta_zero_only_equal_elements_merge_and_no_bit_changes() -> None:
@@ -126,7 +125,7 @@ def test_with_beta_zero_only_equal_elements_merge_and_no_bit_changes() -> None:
 def test_with_infinite_beta_members_have_nothing_of_their_own() -> None:
     points = two_kinds()
     found = consolidate(points, 2, math.inf, [points[0], points[1]])
-    assert not any(bool(own.any()) for own in found.own)
+    assert not any(bool(own.any()) for own in found.private)
     pair = torch.stack([points[1], points[3]])
     assert torch.equal(found.local[1], (pair.amax(0) + pair.amin(0)) / 2)
 
@@ -135,7 +134,7 @@ def test_a_task_alone_keeps_its_tensor_as_it_is() -> None:
     points = [*two_kinds()[:4], torch.full((3, 4), 99.0, dtype=torch.float64)]
     found = consolidate(points, 3, math.inf, [points[0], points[1], points[4]])
     assert found.groups == [0, 1, 0, 1, ALONE]
-    assert found.own[4] is points[4]
+    assert found.private[4] is points[4]
     assert len(found.local) == 2
 
 

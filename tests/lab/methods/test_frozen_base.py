@@ -13,7 +13,7 @@ from halrp import seeding
 from halrp.lab import backbones
 from halrp.lab.methods import Context, make, network
 from halrp.lab.methods.be import Scaled, original, scale
-from halrp.lab.methods.frozen_base import FrozenBase, neutral
+from halrp.lab.methods.frozen_base import FrozenBase, scales_only
 from halrp.lab.methods.network import contents
 from halrp.lab.methods.tiny import TinyNet, tiny_context, tiny_tasks
 from halrp.lab.streams import Split, Task
@@ -84,7 +84,7 @@ def test_made_and_factored_weights_agree() -> None:
             for vector in (part.r, part.s):
                 vector.copy_(1 + 0.3 * torch.randn(len(vector), generator=chance))
         pair = part.r.detach(), part.s.detach()
-        adapt(factored.get_submodule(name.removesuffix(".weight")), neutral({name: pair})[name])
+        adapt(factored.get_submodule(name.removesuffix(".weight")), scales_only({name: pair})[name])
         assert torch.equal(original(made, name), dict(net().double().named_parameters())[name])
     x = tiny_tasks()[0].test.x.double()
     torch.testing.assert_close(made(x), factored(x), rtol=1e-10, atol=1e-10)

@@ -9,8 +9,10 @@ import pytest
 
 from halrp.lab.report import figures_accuracy as built
 from halrp.lab.report import paper
-from halrp.lab.report.figure import Chart, Figure, HeatMap, Series
+from halrp.lab.report.chart import Chart, Series
+from halrp.lab.report.figure import Figure
 from halrp.lab.report.grouped import Grouped
+from halrp.lab.report.heat_map import HeatMap
 from halrp.lab.report.study import Study
 from tests.lab.made_records import made, older, parsed, stable
 from tests.lab.report.made import joint, steady

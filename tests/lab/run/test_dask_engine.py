@@ -16,8 +16,9 @@ import pytest
 pytest.importorskip("distributed")
 
 from halrp.errors import SettingError
-from halrp.lab.run import dask_engine, progress, runner
-from halrp.lab.run.engines import Event
+from halrp.lab.run import dask_engine, runner, sweep
+from halrp.lab.run.engine import Event
+from halrp.lab.run.status import SweepStatus
 from halrp.store import atomic
 from tests.lab.run.tiny_cells import BUDGET, FAILING, STL, alone, cell, records
 
@@ -76,14 +77,14 @@ def test_a_killed_worker_loses_nothing_and_records_are_those_of_a_local_run(tmp_
     taken: list[str] = []
     cells = [BUDGET, STL, FAILING]
     another = ExitStack()  # a process that runs STL, and gives it up when it is asked for
-    another.enter_context(atomic.locked(runner.Kept(out, STL).work))
+    another.enter_context(atomic.locked(runner.RunState(out, STL).work))
     with (
         another,
         workers(place, "one", "two") as (address, processes),
-        dask_engine.Cluster(address, out, wait=60) as engine,
+        dask_engine.DaskEngine(address, out, wait=60) as engine,
     ):
 
-        def watch(standing: progress.Standing, event: Event | None) -> None:
+        def observe(status: SweepStatus, event: Event | None) -> None:
             if event is not None and event.kind == "busy":
                 taken.append(event.cell)
                 another.close()
@@ -97,31 +98,31 @@ def test_a_killed_worker_loses_nothing_and_records_are_those_of_a_local_run(tmp_
                 processes[name].kill()
                 killed.append(name)
 
-        standing = progress.go(cells, engine, out, {}, 2, watch)
+        status = sweep.run_cells(cells, engine, out, {}, 2, observe)
         assert len(killed) == 1, "a worker was killed in the middle of a cell"
         assert engine.workers == 1
         assert taken == [STL.name]
-        assert standing.counts == {"done": 2, "failed": 1}, standing.failed
-        assert "the loss became" in standing.failed[FAILING.name]
-        assert standing.again == [f"{BUDGET.name}: its worker was lost"]
+        assert status.counts == {"done": 2, "failed": 1}, status.failed
+        assert "the loss became" in status.failed[FAILING.name]
+        assert status.retries == [f"{BUDGET.name}: its worker was lost"]
         assert sorted(path.suffix for path in out.iterdir() if not path.name.startswith(".")) == [".json", ".json"]
 
         # A client that leaves takes its cells along: the one worker is free for the next.
-        with dask_engine.Cluster(address, out, wait=60) as leaving:
+        with dask_engine.DaskEngine(address, out, wait=60) as leaving:
             leaving.submit(LONG)
             while not any(event.kind == "working" for event in leaving.collect()):
                 pass
 
         # Workers that do not see the results folder keep states of their own and send records back.
         far = tmp_path / "far"
-        with dask_engine.Cluster(address, far, jobs=1, wait=60) as other:
-            other._mark.unlink()
+        with dask_engine.DaskEngine(address, far, jobs=1, wait=60) as other:
+            other._marker.unlink()
             began = time.monotonic()
 
-            def impatient(standing: progress.Standing, event: Event | None) -> None:
+            def impatient(status: SweepStatus, event: Event | None) -> None:
                 assert time.monotonic() < began + 30
 
-            assert progress.go([STL], other, far, {}, 1, impatient).counts == {"done": 1}
+            assert sweep.run_cells([STL], other, far, {}, 1, impatient).counts == {"done": 1}
     assert [path.name for path in far.iterdir()] == [f"{STL.name}.json"]
     assert not list((place / "cache").rglob("*.json")), "no record stays in a worker's cache"
     assert records(out) == alone(tmp_path / "alone", [BUDGET, STL])
@@ -130,5 +131,5 @@ def test_a_killed_worker_loses_nothing_and_records_are_those_of_a_local_run(tmp_
 
 def test_a_scheduler_that_does_not_answer_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"no Dask scheduler answers at 'tcp://127\.0\.0\.1:1'"):
-        dask_engine.Cluster(f"{ADDRESS}:1", tmp_path, wait=0.5)
+        dask_engine.DaskEngine(f"{ADDRESS}:1", tmp_path, wait=0.5)
     assert list(tmp_path.iterdir()) == []

@@ -47,7 +47,7 @@ def test_what_a_run_holds_does_not_grow_with_the_pictures_of_its_tasks(monkeypat
         return found
 
     monkeypatch.setattr(streams.Stream, "__getitem__", noted)
-    monkeypatch.setattr(runner.Watched, "ROWS", 4)
+    monkeypatch.setattr(runner.CachedAccuracy, "ROWS", 4)
     for row in runner.run(Cell("be", "digits", "digits-net", **SHORT)):
         gc.collect()
         alive = sum(pictures() is not None for pictures in made)
@@ -105,7 +105,10 @@ def test_a_finished_cell_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_cell_that_another_process_runs_is_not_run_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cell = Cell("be", "digits", "digits-net", **(SHORT | {"tasks": 1}))
     monkeypatch.setattr(runner, "WAIT", 0.0)
-    with atomic.locked(runner.Kept(tmp_path, cell).work), pytest.raises(LockedError, match=f"{cell.name}.*wait for it"):
+    with (
+        atomic.locked(runner.RunState(tmp_path, cell).work),
+        pytest.raises(LockedError, match=f"{cell.name}.*wait for it"),
+    ):
         runner.execute(cell, tmp_path)
     assert runner.execute(cell, tmp_path)["rows"], "the lock goes with its holder"
     assert [path.name for path in tmp_path.iterdir()] == [f"{cell.name}.json"]

@@ -204,7 +204,7 @@ def test_cells_on_part_of_the_data_get_the_name_of_the_subset(monkeypatch: pytes
     monkeypatch.setattr(streams, "load", lambda *_: dataclasses.replace(whole, name="digits@subset"))
     found = sweep.prepare([BUDGET])
     assert [c.stream for c in found.cells] == ["digits@subset"]
-    assert found.notes == ["the data of 'digits' are not whole: it runs, and is recorded, as 'digits@subset'"]
+    assert found.notes == ["the data of 'digits' are incomplete: it runs, and is recorded, as 'digits@subset'"]
 
 
 def test_missing_data_are_an_error_here_and_left_to_workers_elsewhere(tmp_path: Path) -> None:

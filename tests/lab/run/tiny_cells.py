@@ -13,7 +13,7 @@ import torch
 from halrp.errors import HalrpError
 from halrp.lab.run import runner
 from halrp.lab.run.cell import Cell
-from halrp.lab.run.engines import Engine, Event, line_of, work
+from halrp.lab.run.engine import Engine, Event, one_line, run_cell
 
 COMMON: dict[str, Any] = {
     "stream": "digits",
@@ -68,7 +68,7 @@ def records(folder: Path) -> dict[str, runner.Record]:
     return {path.stem: runner.without_times(runner.read(path)) for path in folder.glob("*.json")}
 
 
-class Inline(Engine):
+class InlineEngine(Engine):
     """Runs cells in this process, one per `collect`."""
 
     def __init__(self, folder: Path, jobs: int = 1, *, data: Path | None = None, device: str = "cpu") -> None:
@@ -82,9 +82,9 @@ class Inline(Engine):
         one, events = self.waiting.popleft(), list[Event]()
         try:
             with one_thread():
-                work(one.canonical(), self.folder, None, self.device, events.append)
+                run_cell(one.canonical(), self.folder, None, self.device, events.append)
         except HalrpError as error:
-            return [*events, Event(one.name, "failed", text=line_of(error))]
+            return [*events, Event(one.name, "failed", text=one_line(error))]
         return [*events, Event(one.name, "done")]
 
     def stop(self) -> None:

@@ -5,8 +5,8 @@ trains its own v, τ, biases, norm layers and head, with
 
     CE(θ_t) + λ1 ‖τ_t‖₁ + ω/2 (‖τ_t‖² + ‖v_t‖²),
 
-and nothing of the tasks before it, so none is forgotten. With `mask_only` there is no τ: a later task has one number
-per output of each layer to fit σ to itself.
+and nothing of the tasks before it, so none is forgotten. With `mask_only` there is no τ: a later task adapts σ with one
+number per output of each layer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from halrp.lab.streams import Task
 class FixedAdditive(Decomposed):
     """σ of the first task; a mask and a sparse τ for each task."""
 
-    called = "apdfix"
+    method = "apdfix"
     frozen = True
     first_decides = True
 
@@ -34,13 +34,13 @@ class FixedAdditive(Decomposed):
     ) -> None:
         """Take λ1 and ω (`l2`).
 
-        `mask_only` leaves τ out, of the first task too. τ starts as a copy of "sigma" or as "zeros"; its elements of
-        at most `threshold` are zero in use, and None means λ1.
+        `mask_only` omits τ, also for the first task. τ starts as a copy of "sigma" or as "zeros"; predictions treat its
+        elements of magnitude at most `threshold` as zero, and None means λ1.
         """
         super().__init__(context, l1, l2, start, threshold)
         self.mask_only = mask_only
 
     def learn(self, task: Task) -> None:
-        """Train what the task owns; the first one trains σ too."""
+        """Train what the task owns, and σ with the first task."""
         net, part = self.begin(task, sparse=not self.mask_only)
         self.train(task, net, part, sigma_l2=None if self.tasks else self.l2)

@@ -2,7 +2,7 @@
 
 Every layer's weight is W_t = r_t ∘ W ∘ s_t: the slow weight W is shared, a vector r_t over outputs and s_t over inputs
 belong to the task. The first task trains W together with its r and s; later ones freeze W and train r, s, biases, norm
-layers and a head. It is HALRP without a low-rank part, and shares its layers.
+layers and a head. It is HALRP without low-rank components, and uses the same layers.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from halrp.errors import SettingError
 from halrp.lab.methods import network
-from halrp.lab.methods.frozen_base import FrozenBase, TaskDelta, neutral
+from halrp.lab.methods.frozen_base import FrozenBase, TaskDelta, scales_only
 from halrp.lab.methods.protocol import Context
+from halrp.lab.methods.settings import check_choice
 from halrp.lab.streams import Task
 from halrp.model.base import Base
 from halrp.model.plan import Plan
@@ -22,10 +22,10 @@ from halrp.training.loop import Group
 
 
 class Scaled(nn.Module):
-    """Makes r ∘ W ∘ s of a weight W (J, I, *kernel); r (J,) and s (I,) start as ones."""
+    """A parametrization r ∘ W ∘ s of a weight W (J, I, *kernel), with r (J,) and s (I,)."""
 
     def __init__(self, weight: Tensor) -> None:
-        """Start with the weight as it is."""
+        """Start with r and s of ones."""
         super().__init__()
         self.r = nn.Parameter(weight.new_ones(weight.shape[0]))
         self.s = nn.Parameter(weight.new_ones(weight.shape[1]))
@@ -40,14 +40,13 @@ class BatchEnsemble(FrozenBase):
     """A slow weight, and two vectors per layer for each task."""
 
     def __init__(self, context: Context, l2: float = 1e-4, start: str = "ones") -> None:
-        """Take the penalty λ/2·‖W‖² on slow weights, and where r and s start: at "ones", or as the "first" task's."""
+        """Take the penalty λ/2·‖W‖² on slow weights, and the initial r and s: "ones", or those of the "first" task."""
         super().__init__(context, l2)
-        if start not in ("ones", "first"):
-            raise SettingError(f"be(start={start!r}) is unknown; choose 'ones' or 'first'")
+        check_choice("be", "start", start, ("ones", "first"))
         self.start = start
 
     def first(self, task: Task) -> TaskDelta:
-        """Train the slow weights with the first task's vectors and everything else."""
+        """Train the slow weights, and all that belongs to the first task."""
         net, plan = network.fresh(self.context, task)
         scales = {n: scale(net, n) for n in _scaled(plan)}
         named = {n: p for n, p in net.named_parameters() if ".parametrizations." not in n}
@@ -67,15 +66,14 @@ class BatchEnsemble(FrozenBase):
 
     def later(self, base: Base, task: Task) -> TaskDelta:
         """Train r and s, biases, norm layers and a head over the slow weights."""
-        fresh = base.trainable(task.classes, *self.seed_key(task))
-        owned: dict[str, Tensor] = {n: nn.Parameter(t) for n, t in base.owned_tensors(fresh).items()}
-        kept = self.tasks[0].scales
+        start = base.trainable(task.classes, *self.seed_key(task))
+        owned: dict[str, Tensor] = {n: nn.Parameter(t) for n, t in base.owned_tensors(start).items()}
         vectors = {
             n: tuple(nn.Parameter(v.clone() if self.start == "first" else torch.ones_like(v)) for v in pair)
-            for n, pair in kept.items()
+            for n, pair in self.tasks[0].scales.items()
         }
         scales = {n: (pair[0], pair[1]) for n, pair in vectors.items()}
-        net = base.tuning_view(neutral(scales), owned, task.classes)
+        net = base.tuning_view(scales_only(scales), owned, task.classes)
         groups = [
             Group([v for pair in vectors.values() for v in pair]),
             Group([t for t in owned.values() if isinstance(t, nn.Parameter)]),
@@ -89,11 +87,11 @@ class BatchEnsemble(FrozenBase):
 
 
 def _scaled(plan: Plan) -> list[str]:
-    return [n for n, treatment in plan.named("adapted").items() if treatment.by_rule]
+    return [n for n, parameter in plan.named("adapted").items() if parameter.by_rule]
 
 
 def scale(net: nn.Module, name: str) -> Scaled:
-    """Let a weight of a network be r ∘ W ∘ s from now on."""
+    """Parametrize a weight of a network as r ∘ W ∘ s."""
     path, _, leaf = name.rpartition(".")
     layer = net.get_submodule(path)
     scaled = Scaled(getattr(layer, leaf))
@@ -104,6 +102,6 @@ def scale(net: nn.Module, name: str) -> Scaled:
 def original(net: nn.Module, name: str) -> nn.Parameter:
     """The slow weight behind a scaled one."""
     path, _, leaf = name.rpartition(".")
-    found = net.get_submodule(path).parametrizations[leaf].original  # type: ignore[union-attr, index]
-    assert isinstance(found, nn.Parameter)
-    return found
+    weight = net.get_submodule(path).parametrizations[leaf].original  # type: ignore[union-attr, index]
+    assert isinstance(weight, nn.Parameter)
+    return weight

@@ -1,7 +1,7 @@
 """`bn`: per-task batch norms on a frozen network (the BN-tuned baseline of Wen et al., 2020).
 
-The first task trains the whole network. A later task freezes every weight and bias of it and trains norm layers of its
-own, which start as the first task's and keep their own running statistics, and a new head.
+The first task trains the whole network. A later task freezes its weights and biases and trains a new head and private
+norm layers, which start as the first task's and have their own running statistics.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class TunedNorms(FrozenBase):
     def later(self, base: Base, task: Task) -> TaskDelta:
         """Train norm layers and a head."""
         start = base.trainable(task.classes, *self.seed_key(task))
-        mine = {n: t for n, t in base.owned_tensors(start).items() if base.plan.role(n) in ("norm", "head")}
-        owned: dict[str, Tensor] = {n: nn.Parameter(t) for n, t in mine.items()}
+        chosen = {n: t for n, t in base.owned_tensors(start).items() if base.plan.role(n) in ("norm", "head")}
+        owned: dict[str, Tensor] = {n: nn.Parameter(t) for n, t in chosen.items()}
         net = base.tuning_view({}, owned, task.classes)
         trained = [t for t in owned.values() if isinstance(t, nn.Parameter)]
         network.fit(self.context, task, net, [Group(trained)], self.seed_key(task), "fine-tune")

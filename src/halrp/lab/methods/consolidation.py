@@ -1,8 +1,8 @@
-"""Consolidation: tensors of several tasks that nearly agree come to share what they agree on.
+"""Consolidation of `apd`: tasks whose tensors nearly agree share the elements that agree.
 
-One tensor per task, all of one shape, is given for one layer. Tasks are put into groups by k-means. Within a group,
-elements whose range over the members is at most β are kept once, as the middle of that range, and become zero in every
-member. No element of any task's sum moves by more than β/2.
+The input is one tensor per task, all of one shape, for one layer. K-means puts tasks into groups. Within a group,
+elements whose range over the members is at most β are stored once, as the middle of that range, and become zero in
+every member. No element of any task's sum moves by more than β/2.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ ALONE = -1
 
 
 class Consolidated(NamedTuple):
-    """What is left of a layer's tensors: task i has own[i], plus local[groups[i]] unless it is alone."""
+    """A layer's tensors after consolidation: task i has private[i], plus local[groups[i]] unless it is alone."""
 
-    own: list[Tensor]
+    private: list[Tensor]
     local: list[Tensor]
     groups: list[int]
     centroids: list[Tensor]
-    """Of all clusters, for the next round to begin with."""
+    """Of all clusters; the next consolidation starts from them."""
 
 
 def consolidate(
@@ -36,30 +36,30 @@ def consolidate(
     previous: Sequence[Tensor] = (),
     generator: torch.Generator | None = None,
 ) -> Consolidated:
-    """Group one tensor per task, all of the same shape, and let each group of two or more share what it agrees on."""
+    """Group one tensor per task, all of the same shape; each group of two or more shares the elements that agree."""
     assignment, centroids = k_means(tensors, first_centroids(tensors, clusters, previous, generator))
-    own, local, groups = list(tensors), list[Tensor](), [ALONE] * len(tensors)
+    private, local, groups = list(tensors), list[Tensor](), [ALONE] * len(tensors)
     for cluster in range(len(centroids)):
-        members = [i for i, found in enumerate(assignment) if found == cluster]
+        members = [i for i, assigned in enumerate(assignment) if assigned == cluster]
         if len(members) < 2:
             continue
         common, rest = merge([tensors[i] for i in members], beta)
         for i, tensor in zip(members, rest, strict=True):
-            own[i], groups[i] = tensor, len(local)
+            private[i], groups[i] = tensor, len(local)
         local.append(common)
-    return Consolidated(own, local, groups, centroids)
+    return Consolidated(private, local, groups, centroids)
 
 
 def first_centroids(
     tensors: Sequence[Tensor], clusters: int, previous: Sequence[Tensor] = (), generator: torch.Generator | None = None
 ) -> list[Tensor]:
-    """Where k-means begins: the previous round's centroids in the first places, then tensors of distinct drawn tasks.
+    """The initial centroids of k-means: those of the previous round, then tensors of distinct random tasks.
 
     There are at most as many clusters as tensors.
     """
     clusters = min(clusters, len(tensors))
-    drawn = torch.randperm(len(tensors), generator=generator).tolist()[:clusters]
-    return [*previous[:clusters], *(tensors[i] for i in drawn[len(previous) :])]
+    chosen = torch.randperm(len(tensors), generator=generator).tolist()[:clusters]
+    return [*previous[:clusters], *(tensors[i] for i in chosen[len(previous) :])]
 
 
 def k_means(
@@ -71,10 +71,10 @@ def k_means(
     """
     centroids, assignment = list(centroids), list[int]()
     for _ in range(steps):
-        found = [nearest(point, centroids) for point in points]
-        if found == assignment:
+        updated = [nearest(point, centroids) for point in points]
+        if updated == assignment:
             break
-        assignment = found
+        assignment = updated
         for cluster in set(assignment):
             members = [p for p, a in zip(points, assignment, strict=True) if a == cluster]
             centroids[cluster] = reduce(torch.add, members) / len(members)
@@ -82,15 +82,15 @@ def k_means(
 
 
 def nearest(point: Tensor, centroids: Sequence[Tensor]) -> int:
-    """The position of the centroid next to a point; the first of several."""
+    """The index of the centroid nearest to a point; the first of equals."""
     return int(torch.stack([(point - centroid).square().sum() for centroid in centroids]).argmin())
 
 
 def merge(members: Sequence[Tensor], beta: float) -> tuple[Tensor, list[Tensor]]:
-    """What members of a group share, and what is left of each; tensors of one shape.
+    """The tensor that a group shares, and the rest of each member; all of one shape.
 
     Where max − min ≤ β the group has (max + min) / 2 and the members 0; elsewhere the group has 0 and the members
-    what they had.
+    keep their values.
     """
     high, low = reduce(torch.maximum, members), reduce(torch.minimum, members)
     agree = high - low <= beta

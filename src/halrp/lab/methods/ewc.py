@@ -1,8 +1,8 @@
 """`ewc`: elastic weight consolidation (Kirkpatrick et al., 2017).
 
 At every later task t the loss is CE + λ/2 Σ_{i<t} Fᵢ (θ − θᵢ*)² over the shared parameters, with the diagonal Fisher
-information Fᵢ of each past task at its own end θᵢ*. The gradient needs only Σ Fᵢ and Σ Fᵢθᵢ*, so nothing grows. The
-online form keeps one running Fisher, F ← γF + Fₜ, around the newest parameters.
+information Fᵢ of each past task at its final parameters θᵢ*. The gradient needs only Σ Fᵢ and Σ Fᵢθᵢ*, whose size is
+constant. The online form has one running Fisher, F ← γF + Fₜ, around the newest parameters.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Labels = Literal["predicted", "true", "exact"]
 
 
 class ElasticWeights(Anchored):
-    """Parameters are held in proportion to what past tasks' losses say about them."""
+    """Fine-tuning with a quadratic penalty weighted by the Fisher information of past tasks."""
 
     def __init__(
         self,
@@ -40,8 +40,8 @@ class ElasticWeights(Anchored):
     ) -> None:
         """Take λ, by default the best on validation data of CIFAR100-Split, and the form of the Fisher information.
 
-        `online` keeps one running Fisher with the factor `decay` (γ). `labels` are those whose log-likelihood is
-        differentiated. `per_example` squares the gradient of each example instead of |b| times that of a batch's mean.
+        `online` has one running Fisher with the factor `decay` (γ). `labels` are those whose log-likelihood is
+        differentiated. `per_example` squares the gradient of each example, not of a batch's mean loss times |b|.
         """
         super().__init__(context, strength, l2)
         if labels not in ("predicted", "true", "exact"):
@@ -53,7 +53,7 @@ class ElasticWeights(Anchored):
         self.online, self.decay, self.labels, self.per_example = online, decay, labels, per_example
 
     def consolidate(self, task: Task) -> None:
-        """Measure the Fisher information of the task just learned, and add it to what is remembered."""
+        """Compute the Fisher information of the task just learned, and add it to the penalty."""
         assert self.net is not None
         x, y = task.train.x, task.train.y
         fisher = (
@@ -62,14 +62,14 @@ class ElasticWeights(Anchored):
             else fisher_by_batch(self.net, self.shared(), x, y, self.labels, self.context.recipe.batch)
         )
         for name, parameter in self.shared().items():
-            new, here = fisher[name], parameter.detach()
+            new, anchor = fisher[name], parameter.detach()
             old = self.precision.get(name)
             if old is None or not self.online:
-                self.pull[name] = new * here if old is None else self.pull[name] + new * here
+                self.pull[name] = new * anchor if old is None else self.pull[name] + new * anchor
                 self.precision[name] = new if old is None else old + new
             else:
                 self.precision[name] = self.decay * old + new
-                self.pull[name] = self.precision[name] * here
+                self.pull[name] = self.precision[name] * anchor
 
 
 def fisher_by_batch(
@@ -78,7 +78,7 @@ def fisher_by_batch(
     """Diagonal Fisher information, (1/B) Σ_b |b| · (∂ mean CE_b / ∂θ)², of a network in evaluation mode.
 
     Near an optimum the gradients of examples are nearly independent with mean zero, so |b| times the square of their
-    mean stands in for the mean of their squares, at the price of one backward pass per batch.
+    mean approximates the mean of their squares, for one backward pass per batch.
     """
     device = next(net.parameters()).device
     total = {n: torch.zeros_like(p) for n, p in parameters.items()}
@@ -107,8 +107,8 @@ def fisher_by_example(
     """Diagonal Fisher information, (1/N) Σ_n (∂ log p(c|xₙ) / ∂θ)², with c the label; summed over p(c|xₙ) if exact."""
     if any(isinstance(m, BATCH_NORMS) and m.running_mean is None for m in net.modules()):
         raise SettingError(
-            "ewc(per_example=True) looks at single examples, which have no statistics for the batch norms of this "
-            "network; use per_example=False"
+            "ewc(per_example=True) needs single examples, but the batch norms of this network use the statistics of "
+            "the batch; use per_example=False"
         )
     device = next(net.parameters()).device
     tensors = {n: p.detach() for n, p in parameters.items()}
@@ -121,13 +121,13 @@ def fisher_by_example(
     for rows, truth in zip(x.split(batch), y.split(batch), strict=True):
         rows = rows.to(device)
         with torch.no_grad():
-            chances = net(rows).softmax(1)
+            probabilities = net(rows).softmax(1)
         if labels == "exact":
-            choices = [(torch.full_like(truth, c).to(device), chances[:, c]) for c in range(chances.shape[1])]
+            weighted = [(torch.full_like(truth, c).to(device), p) for c, p in enumerate(probabilities.unbind(1))]
         else:
-            chosen = truth.to(device) if labels == "true" else chances.argmax(1)
-            choices = [(chosen, torch.ones_like(chances[:, 0]))]
-        for label, weight in choices:
+            chosen = truth.to(device) if labels == "true" else probabilities.argmax(1)
+            weighted = [(chosen, torch.ones_like(probabilities[:, 0]))]
+        for label, weight in weighted:
             for name, gradient in gradients(tensors, rows, label).items():
                 total[name] += torch.einsum("n,n...->...", weight, gradient.square()) / len(x)
     return total

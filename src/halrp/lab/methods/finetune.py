@@ -1,7 +1,6 @@
-"""`finetune`: one network trained on task after task, with a head kept for each.
+"""`finetune`: one network, trained on one task after another, with a head for each.
 
-Nothing holds it back, so it forgets what it must: the floor of every table. `l2` and `ewc` are this method with
-something that holds it back.
+Nothing protects earlier tasks: the lower reference of every table. `l2` and `ewc` add a penalty to this method.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from halrp.model.views import replace_module
 
 
 class FineTune(Method):
-    """One network, trained on."""
+    """One network, and a head per task."""
 
     def __init__(self, context: Context, l2: float = 1e-4) -> None:
         """Take the penalty λ/2·‖W‖² on the weights."""
@@ -27,7 +26,7 @@ class FineTune(Method):
         self.heads: list[nn.Module] = []
 
     def learn(self, task: Task) -> None:
-        """Train the network on, with a new head."""
+        """Train the network with a new head."""
         context = self.context
         if self.net is None:
             self.net, self.plan = network.fresh(context, task)
@@ -42,11 +41,11 @@ class FineTune(Method):
         self.consolidate(task)
 
     def hooks(self) -> dict[str, Any]:
-        """What is done to the training of a later task: nothing."""
+        """Hooks for the training of a later task: none."""
         return {}
 
     def consolidate(self, task: Task) -> None:
-        """What is remembered of a task just learned: nothing."""
+        """Called after each task, to record what protects it: nothing."""
 
     def shared(self) -> dict[str, nn.Parameter]:
         """The parameters that all tasks use."""
@@ -54,7 +53,7 @@ class FineTune(Method):
         return {n: p for n, p in self.net.named_parameters() if self.plan.role(n) != "head"}
 
     def predict(self, x: Tensor, task: int) -> Tensor:
-        """Logits of the body as it is now, with the head of the task."""
+        """Logits of the current body with the head of the task."""
         assert self.net is not None, "learn a task first"
         current = self.net.get_submodule(network.HEAD)
         replace_module(self.net, network.HEAD, self.heads[task])
@@ -70,8 +69,7 @@ class FineTune(Method):
     def counted(self) -> int:
         """Without the running statistics of batch norms."""
         assert self.net is not None, "learn a task first"
-        buffers = dict(self.net.named_buffers())
-        return sum(t.numel() for n, t in self._tensors().items() if n not in buffers)
+        return network.count_without_buffers(self.net, self._tensors())
 
     def _tensors(self) -> dict[str, Tensor]:
         assert self.net is not None, "learn a task first"
@@ -85,7 +83,7 @@ class FineTune(Method):
         return State(self._tensors(), {"classes": [len(next(head.parameters())) for head in self.heads]})
 
     def restore(self, state: State) -> None:
-        """Build the network again, with its last head in place."""
+        """Rebuild the network, with the last task's head."""
         self.heads = []
         for i, classes in enumerate(state.values["classes"]):
             if i == 0:

@@ -1,7 +1,7 @@
-"""What methods share that freeze the first task's network and give every later task a few tensors of its own.
+"""Methods that freeze the first task's network and give every later task a few private tensors (`be`, `bn`, `clr`).
 
-A task is the frozen base with some tensors in the places of the base's: nothing that a task owns is ever written to
-again, so no task is forgotten, and a later task depends on the first one and on itself alone.
+A task is the frozen base with some tensors replaced. Nothing that a task owns is ever written to again, so no task is
+forgotten, and a later task depends on the first one and on its own data alone.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TaskDelta:
 
 
 class FrozenBase(Method):
-    """A frozen base, and what each task owns; the base's own task owns no tensors."""
+    """A frozen base, and what each task owns; the first task owns nothing."""
 
     frozen = True
     first_decides = True
@@ -49,7 +49,7 @@ class FrozenBase(Method):
         self.tasks: list[TaskDelta] = []
 
     def learn(self, task: Task) -> None:
-        """Train the base, or what a later task owns."""
+        """Train the base with the first task, or what a later task owns."""
         self.tasks.append(self.first(task) if self.base is None else self.later(self.base, task))
 
     def first(self, task: Task) -> TaskDelta:
@@ -65,16 +65,16 @@ class FrozenBase(Method):
         """Train what a later task owns."""
 
     def seed_key(self, task: Task) -> network.SeedKey:
-        """What the draws of a later task are a function of: the run, the base and the task."""
+        """The seed key of a later task: the run, the base and the task."""
         assert self.base is not None, "learn a task first"
         return self.context.seed, self.base.fingerprint, task.name
 
     def module(self, task: int) -> nn.Module:
-        """A task's network over the base."""
+        """A task's network, which shares the base's tensors."""
         assert self.base is not None, "learn a task first"
-        own = self.tasks[task]
-        width = own.classes if own.tensors else None  # a task that owns no head has the base's
-        return task_view(self.base.module, self.base.plan, neutral(own.scales), own.tensors, width)
+        delta = self.tasks[task]
+        width = delta.classes if delta.tensors else None  # a task without a head has the base's
+        return task_view(self.base.module, self.base.plan, scales_only(delta.scales), delta.tensors, width)
 
     def predict(self, x: Tensor, task: int) -> Tensor:
         """Logits of the task's network."""
@@ -88,38 +88,38 @@ class FrozenBase(Method):
     def counted(self) -> int:
         """Without the running statistics of batch norms."""
         assert self.base is not None, "learn a task first"
-        buffers = dict(self.base.module.named_buffers())
-        owned = sum(t.numel() for own in self.tasks for n, t in own.all().items() if n not in buffers)
+        owned = sum(network.count_without_buffers(self.base.module, delta.all()) for delta in self.tasks)
         return self.base.parameter_count + owned
 
     def state(self) -> State:
         """The base, and what each task owns."""
         assert self.base is not None, "learn a task first"
         tensors = network.add_prefix("base", self.base.tensors)
-        for i, own in enumerate(self.tasks):
-            tensors |= network.add_prefix(f"task/{i}", own.all())
-        return State(tensors, {"classes": [own.classes for own in self.tasks]})
+        for i, delta in enumerate(self.tasks):
+            tensors |= network.add_prefix(f"task/{i}", delta.all())
+        return State(tensors, {"classes": [delta.classes for delta in self.tasks]})
 
     def restore(self, state: State) -> None:
-        """Build the base again, and what each task owns."""
+        """Rebuild the base, and what each task owns."""
         classes = state.values["classes"]
         net, plan = network.empty(self.context, classes[0])
         network.fill(net, network.strip_prefix("base", state.tensors))
         self.base = Base(net, plan, self.context.recipe.channels_last)
         self.tasks = []
         for i, width in enumerate(classes):
-            held = {n: self._placed(n, t) for n, t in network.strip_prefix(f"task/{i}", state.tensors).items()}
-            r, s = network.strip_prefix("r", held), network.strip_prefix("s", held)
-            rest = {n: t for n, t in held.items() if not n.startswith(("r/", "s/"))}
+            owned = {n: self._like_base(n, t) for n, t in network.strip_prefix(f"task/{i}", state.tensors).items()}
+            r, s = network.strip_prefix("r", owned), network.strip_prefix("s", owned)
+            rest = {n: t for n, t in owned.items() if not n.startswith(("r/", "s/"))}
             self.tasks.append(TaskDelta(width, {n: (r[n], s[n]) for n in plan.parameters if n in r}, rest))
 
-    def _placed(self, name: str, tensor: Tensor) -> Tensor:
+    def _like_base(self, name: str, tensor: Tensor) -> Tensor:
+        """A tensor on the base's device and in the memory format of the base's parameter of that name and shape."""
         assert self.base is not None
-        held = dict(self.base.module.named_parameters()).get(name)
+        like = dict(self.base.module.named_parameters()).get(name)
         tensor = tensor.to(self.base.device)
-        return torch.empty_like(held).copy_(tensor) if held is not None and held.shape == tensor.shape else tensor
+        return torch.empty_like(like).copy_(tensor) if like is not None and like.shape == tensor.shape else tensor
 
 
-def neutral(scales: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Factors]:
+def scales_only(scales: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Factors]:
     """Scales as factors of rank 0: W_t = r ∘ W ∘ s."""
     return {n: Factors(r, s, r.new_zeros(len(r), 0), s.new_zeros(0, len(s))) for n, (r, s) in scales.items()}

@@ -1,4 +1,4 @@
-"""HALRP as a method of the laboratory: the library's `Learner` and nothing else."""
+"""HALRP as a method of the laboratory: a wrapper of the library's `Learner`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from halrp.lab.streams import Task
 from halrp.store.store import Store
 
 SHOWN = 40
-"""How many components of a weight a record tells of."""
+"""The number of components of a weight whose scores a record holds."""
 
 
 class HalrpMethod(Method):
-    """One frozen base, made by the first task, and a low-rank delta for each later one."""
+    """A base, frozen after the first task, and a low-rank delta for each later one."""
 
     def __init__(self, context: Context, method: Halrp) -> None:
         """Take the composition of the method.
 
-        Only pruning of committed tasks can change one. Any pruning looks at what all tasks so far have added.
+        Only pruning of committed tasks changes them. Any pruning depends on what all tasks so far have added.
         """
         super().__init__(context)
         self.method = method
@@ -35,7 +35,7 @@ class HalrpMethod(Method):
         self.first_decides = method.compress.independent
         self.learner: Learner | None = None
         self.rows = 0
-        """How many rows a task's network is given at once in evaluation."""
+        """Rows per batch in evaluation."""
 
     def learn(self, task: Task) -> None:
         """Learn the base, or a delta."""
@@ -44,28 +44,28 @@ class HalrpMethod(Method):
         self.learner.learn(task.name, task.train, task.val, classes=task.classes, augment=task.augment)
 
     def _learner(self, classes: int, files: Mapping[str, bytes]) -> Learner:
-        """A learner that knows what the files of a store hold."""
+        """A learner that continues from the files of a store."""
         context = self.context
         model = context.build(classes, context.seed)
         self.rows = network.evaluation_batch(context, model)
         with ExitStack() as stack:
             scratch = context.work is None
             folder = (context.work or Path(stack.enter_context(tempfile.TemporaryDirectory()))) / "store"
-            for path in _content(folder):  # left by a run that was killed; its trainings in progress stay
+            for path in _content(folder):  # left by a run that was killed; checkpoints of its training stay
                 path.unlink(missing_ok=True)
             for name, content in files.items():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (folder / name).write_bytes(content)
-            how: dict[str, Any] = {
+            settings: dict[str, Any] = {
                 "method": self.method,
                 "recipe": context.recipe,
                 "seed": context.seed,
                 "progress": context.progress,
             }
             if scratch and files:
-                return Learner.load(folder, model, **how)
+                return Learner.load(folder, model, **settings)
             store = None if scratch else Store(folder, network.CHECKPOINT_EVERY)
-            return Learner(model, head=network.HEAD, store=store, **how)
+            return Learner(model, head=network.HEAD, store=store, **settings)
 
     def predict(self, x: Tensor, task: int) -> Tensor:
         """Logits of the task at a position."""
@@ -84,17 +84,17 @@ class HalrpMethod(Method):
         return learner.base_parameters + sum(d.paper_count() for d in learner.tasks.values() if not d.is_base)
 
     def details(self) -> dict[str, Any]:
-        """Of the newest delta: ranks, view, the importance of each weight, and what its first components would buy."""
+        """Of the newest delta: ranks, view, the importance of each weight, and the scores of its first components."""
         learner = self._ready()
         name, delta = list(learner.tasks.items())[-1]
-        found: dict[str, Any] = {"ranks": delta.ranks, "view": delta.view}
+        details: dict[str, Any] = {"ranks": delta.ranks, "view": delta.view}
         if name in learner.scores:
-            found["importance"] = {n: float(f"{layer.importance:.4g}") for n, layer in delta.recovered.items()}
-            found["scores"] = {
+            details["importance"] = {n: float(f"{layer.importance:.4g}") for n, layer in delta.recovered.items()}
+            details["scores"] = {
                 n: [float(f"{score:.3g}") for score in scores[:SHOWN].tolist()]
                 for n, scores in learner.scores[name].items()
             }
-        return found
+        return details
 
     def state(self) -> State:
         """The learner's store: the bytes of its files."""

@@ -2,7 +2,7 @@
 
 A Kumaraswamy variable has the density c·d·v^(c−1)·(1 − v^c)^(d−1) on 0 … 1; with d = 1 it is Beta(c, 1). A binary
 concrete variable b = sigmoid(y) relaxes a Bernoulli one; its logistic y has a density in closed form. All functions are
-elementwise and differentiable, but for the product along the stick. Nothing is drawn here.
+differentiable and, except for the product along the stick, elementwise. None of them uses a generator.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 EULER = 0.5772156649015329
 """The Euler–Mascheroni constant."""
 TERMS = 15
-"""Terms of the series in `divergence`, as in the authors' code. Few: the divergence of a distribution from itself comes
-out slightly below zero."""
+"""Terms of the series in `divergence`, as in the authors' code: few, so the divergence of a distribution from itself
+is slightly below zero."""
 CLIP = 1e-3
 """Probabilities are kept this far from 0 and 1 where their log-odds are needed."""
 LIMIT = math.log((1 - CLIP) / CLIP)
@@ -26,12 +26,12 @@ TINY = 1e-7
 
 
 def sample(c: Tensor, d: Tensor, uniform: Tensor) -> Tensor:
-    """Kumaraswamy variables (1 − (1−u)^(1/d))^(1/c) of uniform numbers u; shapes (K,)."""
+    """Kumaraswamy samples (1 − (1−u)^(1/d))^(1/c) from uniform samples u; shapes (K,)."""
     return ((-torch.expm1(torch.log1p(-uniform) / d)).log() / c).exp()
 
 
 def stick(v: Tensor) -> Tensor:
-    """The logarithm of π_k = Π_{j≤k} v_j: what is left of a stick (K,) of which the share v_j is kept at each break."""
+    """The logarithm of π_k = Π_{j≤k} v_j, (K,): the rest of a stick of which the share v_j remains after each break."""
     return (v + TINY).log().cumsum(0)
 
 

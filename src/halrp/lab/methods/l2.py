@@ -1,8 +1,7 @@
 """`l2`: fine-tuning with a quadratic penalty on drift (the L2 baseline of Kirkpatrick et al., 2017).
 
 At every later task the loss is CE + λ Σ (θ − θ*)² over the parameters that all tasks share, where θ* are their values
-at the end of the previous task. Batch norms are shared with their statistics, which drift: that is part of what is
-forgotten.
+at the end of the previous task. Batch norms are shared with their running statistics, whose drift adds to forgetting.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from halrp.lab.streams import Task
 
 
 class Anchored(FineTune):
-    """Fine-tuning whose shared parameters are drawn back: ∂/∂θ = strength · (precision ∘ θ − pull).
+    """Fine-tuning with a quadratic penalty on shared parameters, of gradient strength · (precision ∘ θ − pull).
 
     Any sum of quadratic penalties Σᵢ ½ cᵢ Fᵢ (θ − θᵢ*)² has a gradient of this form, with precision Σ cᵢFᵢ and
-    pull Σ cᵢFᵢθᵢ*, so that two tensors per parameter are kept whatever the number of tasks.
+    pull Σ cᵢFᵢθᵢ*, so two tensors per parameter are enough for any number of tasks.
     """
 
     def __init__(self, context: Context, strength: float, l2: float = 1e-4) -> None:
@@ -33,51 +32,52 @@ class Anchored(FineTune):
         self.pull: dict[str, Tensor] = {}
 
     def hooks(self) -> dict[str, Any]:
-        """Add the penalty's gradient after every backward pass; without strength there is nothing to add."""
+        """A hook that adds the penalty's gradient after every backward pass; none if the strength is 0."""
         if self.strength == 0:
             return {}
         names, parameters = zip(*self.shared().items(), strict=True)
         precision, pull = [self.precision[n] for n in names], [self.pull[n] for n in names]
         strength = self.strength * self.context.recipe.gradient_scale
 
-        def draw_back() -> None:
+        def add_penalty() -> None:
             drift = torch._foreach_mul([p.detach() for p in parameters], precision)
             torch._foreach_sub_(drift, pull)
             torch._foreach_add_([_gradient(p) for p in parameters], drift, alpha=strength)
 
-        return {"after_backward": draw_back}
+        return {"after_backward": add_penalty}
 
     def penalty(self) -> Tensor:
-        """How far the shared parameters are drawn, as ‖precision ∘ θ − pull‖²; zero where they are anchored."""
+        """The squared norm ‖precision ∘ θ − pull‖² over shared parameters; zero at the anchor."""
         shared = self.shared()
         terms = [(self.precision[n] * p.detach() - self.pull[n]).square().sum() for n, p in shared.items()]
         return torch.stack(terms).sum()
 
     def state(self) -> State:
-        """What fine-tuning keeps, and the anchors."""
+        """The state of fine-tuning, and the anchors."""
         plain = super().state()
         anchors = add_prefix("precision", self.precision) | add_prefix("pull", self.pull)
         return State(plain.tensors | anchors, plain.values)
 
     def restore(self, state: State) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
         anchors = {n: t for n, t in state.tensors.items() if n.startswith(("precision/", "pull/"))}
         super().restore(State({n: t for n, t in state.tensors.items() if n not in anchors}, state.values))
         shared = self.shared()
-        for mine, prefix in ((self.precision, "precision"), (self.pull, "pull")):
-            mine.clear()
-            mine |= {n: torch.empty_like(shared[n]).copy_(t).detach() for n, t in strip_prefix(prefix, anchors).items()}
+        self.precision, self.pull = (
+            {n: torch.empty_like(shared[n]).copy_(t).detach() for n, t in strip_prefix(prefix, anchors).items()}
+            for prefix in ("precision", "pull")
+        )
 
 
 class Drift(Anchored):
-    """One snapshot, all parameters alike."""
+    """One anchor, the previous task's parameters, all with the same weight."""
 
     def __init__(self, context: Context, strength: float = 10.0, l2: float = 1e-4) -> None:
         """Take λ, by default the best on validation data of CIFAR100-Split; the gradient is 2λ(θ − θ*), without ½."""
         super().__init__(context, 2 * strength, l2)
 
     def consolidate(self, task: Task) -> None:
-        """Remember where the shared parameters are."""
+        """Make the current shared parameters the anchor."""
         self.precision = {n: torch.ones_like(p) for n, p in self.shared().items()}
         self.pull = {n: p.detach().clone() for n, p in self.shared().items()}
 

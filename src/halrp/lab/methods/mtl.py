@@ -1,8 +1,8 @@
 """`mtl`: joint multi-task learning, one body and a head per task, trained on all tasks at once.
 
-An upper reference that no stream allows: all data are there from the start. One pass visits every batch of every task.
-By default a batch belongs to one task and tasks take turns in the stream's order; with `mixed_batches` every batch
-mixes the tasks, and the order of the stream no longer matters.
+An upper reference that no stream allows: all data are available from the start. An epoch visits every batch of every
+task. By default a batch belongs to one task and tasks take turns in the stream's order; with `mixed_batches` every
+batch mixes the tasks, and the order of the stream does not matter.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from halrp.training.loop import Hooks, Stage, Training
 
 @dataclass(frozen=True)
 class Turns:
-    """The examples of several tasks, as batches of one task each; labels are numbered through."""
+    """The examples of several tasks, as batches of one task each; labels are those of the joint head."""
 
     parts: tuple[InMemory, ...]
 
@@ -43,19 +43,19 @@ class Turns:
 
     def batches(self, batch: int, shuffle: torch.Generator | None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the first batch of every task, then the second of every task, until all are used up."""
-        waiting = [part.batches(batch, shuffle) for part in self.parts]
-        while waiting:
-            going = []
-            for batches in waiting:
-                found = next(batches, None)
-                if found is not None:
-                    yield found
-                    going.append(batches)
-            waiting = going
+        active = [part.batches(batch, shuffle) for part in self.parts]
+        while active:
+            unfinished = []
+            for batches in active:
+                rows = next(batches, None)
+                if rows is not None:
+                    yield rows
+                    unfinished.append(batches)
+            active = unfinished
 
 
 class Joint(Method):
-    """One body and T heads, trained when the last task has come."""
+    """One body and T heads, trained after the last task was given."""
 
     joint = True
 
@@ -71,7 +71,7 @@ class Joint(Method):
         """Wait for the last task, then learn all of them."""
         if self.waiting and task.augment != self.waiting[0].augment:
             raise TaskError(
-                f"joint learning changes all images alike, but {task.name!r} and {self.waiting[0].name!r} differ in "
+                f"joint learning augments all images alike, but {task.name!r} and {self.waiting[0].name!r} differ in "
                 "`augment`; give all tasks the same"
             )
         self.waiting.append(task)
@@ -84,7 +84,7 @@ class Joint(Method):
         first = tasks[0]
         self.classes = [task.classes for task in tasks]
         self.net, plan = network.fresh(context, first)
-        # All heads are one layer, as wide as all classes together; a row's loss sees only its own task's part of it.
+        # All heads are one layer, as wide as all classes together; a row's loss masks the other tasks' classes.
         heads = [self.net.get_submodule(network.HEAD)]
         heads += [network.add_head(context, self.net, task) for task in tasks[1:]]
         wide = network.add_head(context, self.net, replace(first, classes=sum(self.classes)))
@@ -93,8 +93,8 @@ class Joint(Method):
                 wide.parameters(), zip(*(h.parameters() for h in heads), strict=True), strict=True
             ):
                 parameter.copy_(torch.cat(parts))
-        mine = torch.arange(len(tasks)).repeat_interleave(torch.tensor(self.classes))
-        allowed = (mine.unsqueeze(1) == mine).to(next(self.net.parameters()).device)
+        task_of = torch.arange(len(tasks)).repeat_interleave(torch.tensor(self.classes))
+        allowed = (task_of.unsqueeze(1) == task_of).to(next(self.net.parameters()).device)
 
         def loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
             return F.cross_entropy(net(x).masked_fill(~allowed[y], -torch.inf), y)
@@ -113,30 +113,30 @@ class Joint(Method):
         ).run()
 
     def _data(self, net: nn.Module) -> InMemory | Turns:
-        """The examples of all tasks; labels are numbered through."""
-        context, found = self.context, []
+        """The examples of all tasks; labels are those of the joint head."""
+        context, parts = self.context, []
         for i, task in enumerate(self.waiting):
             data = network.examples(context, task, net)
-            found.append(replace(data, y=data.y + sum(self.classes[:i])))
-        if len(found) == 1:
-            return found[0]
+            parts.append(replace(data, y=data.y + sum(self.classes[:i])))
+        if len(parts) == 1:
+            return parts[0]
         if self.mixed_batches:
-            x, y = torch.cat([data.x for data in found]), torch.cat([data.y for data in found])
-            return replace(found[0], x=x, y=y)
+            x, y = torch.cat([data.x for data in parts]), torch.cat([data.y for data in parts])
+            return replace(parts[0], x=x, y=y)
         if context.recipe.drop_last:
             for task in self.waiting:
                 refuse_no_batch(len(task.train.y), context.recipe.batch, task.name)
-        return Turns(tuple(replace(data, drop_last=context.recipe.drop_last) for data in found))
+        return Turns(tuple(replace(data, drop_last=context.recipe.drop_last) for data in parts))
 
     def predict(self, x: Tensor, task: int) -> Tensor:
         """The task's part of the logits."""
         if self.net is None:
-            raise TaskError(f"joint learning waits for {self.context.tasks} tasks; {len(self.waiting)} have come")
+            raise TaskError(f"joint learning starts after {self.context.tasks} tasks; {len(self.waiting)} were given")
         start = sum(self.classes[:task])
         return network.logits(self.context, self.net, x)[:, start : start + self.classes[task]]
 
     def stored(self) -> Size:
-        """The network with all heads; nothing before it is trained."""
+        """The network with all heads; nothing before training."""
         return Size.of([] if self.net is None else network.contents(self.net).values())
 
     def counted(self) -> int:
@@ -144,12 +144,12 @@ class Joint(Method):
         return 0 if self.net is None else sum(p.numel() for p in self.net.parameters())
 
     def state(self) -> State:
-        """The network, or the tasks that wait."""
+        """The network, or the names of the tasks given so far."""
         tensors = {} if self.net is None else network.contents(self.net)
         return State(tensors, {"classes": self.classes, "waiting": [task.name for task in self.waiting]})
 
     def restore(self, state: State) -> None:
-        """Go on from a state; tasks that waited have to be given again."""
+        """Continue from a state; before training, tasks must be given again."""
         self.classes, self.waiting, self.net = list(state.values["classes"]), [], None
         if state.tensors:
             self.net, _ = network.empty(self.context, sum(self.classes))

@@ -1,8 +1,7 @@
-"""Networks whose norm layers, and biases, are changed as soon as they are built.
+"""Networks without running statistics, affine norm parameters or biases, for methods that cannot share them.
 
-Running statistics of batch norms drift from task to task, and so do affine parts and biases that all tasks train. What
-a method cannot share between tasks it takes out of the network before it learns anything: the changed context builds
-such networks wherever one is built.
+Running statistics of batch norms drift from task to task, and so do norm parameters and biases that all tasks train.
+Methods that cannot share them replace their context by one that builds networks without them.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from halrp.model.layers.norm import BATCH_NORMS, NORMS
 
 
 def with_batch_statistics(context: Context) -> Context:
-    """A context whose networks normalise by the statistics of the batch at hand, in evaluation too."""
+    """A context whose networks normalise by the statistics of the batch, in evaluation too."""
 
     def build(classes: int, seed: int) -> nn.Module:
         return without_running_statistics(context.build(classes, seed))
@@ -26,7 +25,7 @@ def with_batch_statistics(context: Context) -> Context:
 
 
 def with_weights_only(context: Context) -> Context:
-    """A context whose networks have nothing but weights and the head: no biases, no affine norms, batch statistics."""
+    """A context whose networks have only weights and a head: no biases, no affine norms, batch statistics."""
 
     def build(classes: int, seed: int) -> nn.Module:
         return without_biases(without_running_statistics(context.build(classes, seed)))
@@ -35,7 +34,7 @@ def with_weights_only(context: Context) -> Context:
 
 
 def without_running_statistics(net: nn.Module) -> nn.Module:
-    """Let batch norms use the statistics of the batch, in place."""
+    """Make batch norms use the statistics of the batch, in place."""
     for module in net.modules():
         if isinstance(module, BATCH_NORMS):
             module.track_running_stats = False
@@ -44,7 +43,7 @@ def without_running_statistics(net: nn.Module) -> nn.Module:
 
 
 def without_biases(net: nn.Module) -> nn.Module:
-    """Take the affine parts of norms and the biases of layers away, in place; the head keeps its own."""
+    """Remove the affine parameters of norms and the biases of layers except the head's, in place."""
     head = set(net.get_submodule(HEAD).modules())
     for module in (m for m in net.modules() if m not in head):
         if isinstance(module, NORMS):

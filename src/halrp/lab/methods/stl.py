@@ -1,7 +1,7 @@
-"""`stl`: single-task learning, a network of its own for every task.
+"""`stl`: single-task learning, a separate network for every task.
 
-Nothing is shared and nothing is forgotten; every other method is measured against it. With the same seed a task's
-network is the one that any other method would make of it as the first task of a stream.
+Nothing is shared and nothing is forgotten; every other method is compared with it. With the same seed a task's network
+is the one that any other method would train if the task came first.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Separate(Method):
     def __init__(self, context: Context, l2: float = 1e-4, redraw: bool = False) -> None:
         """Take the penalty λ/2·‖W‖² on the weights.
 
-        With `redraw` the draws depend on the order too. A task is then another run of the same training in every order,
-        and the disparity between orders is the noise of training alone, against which other methods' is to be held.
+        With `redraw` random numbers depend on the order too. A task is then another run of the same training in every
+        order, so the disparity between orders shows the noise of training alone.
         """
         super().__init__(context)
         self.l2 = l2
@@ -38,7 +38,7 @@ class Separate(Method):
         self.nets.append(net)
 
     def predict(self, x: Tensor, task: int) -> Tensor:
-        """Logits of the task's own network."""
+        """Logits of the task's network."""
         return network.logits(self.context, self.nets[task], x)
 
     def stored(self) -> Size:
@@ -57,7 +57,7 @@ class Separate(Method):
         return State(tensors, {"classes": [network.head_width(net) for net in self.nets]})
 
     def restore(self, state: State) -> None:
-        """Build the networks again."""
+        """Rebuild the networks."""
         self.nets = []
         for i, classes in enumerate(state.values["classes"]):
             net, _ = network.empty(self.context, classes)

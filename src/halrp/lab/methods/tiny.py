@@ -17,10 +17,10 @@ TINY = Recipe(epochs=4, batch=16, lr=1e-2)
 
 
 class TinyNet(nn.Module):
-    """Two convolutions with batch norm, a linear layer and the head, for pictures (batch, 3, 8, 8)."""
+    """Two convolutions with batch norm, a linear layer and the head, for images (batch, 3, 8, 8)."""
 
     def __init__(self, classes: int) -> None:
-        """Make the network with weights from the global generator."""
+        """Initialise the weights from the global generator."""
         super().__init__()
         self.conv1 = nn.Conv2d(3, 6, 3, padding=1)
         self.norm1 = nn.BatchNorm2d(6)
@@ -38,20 +38,20 @@ class TinyNet(nn.Module):
 
 
 def tiny_tasks(classes: Sequence[int] = (3, 2, 4), examples: int = 48) -> list[Task]:
-    """Tasks that a `TinyNet` learns in a few passes: a class is a pattern, an example the pattern in noise.
+    """Tasks that a `TinyNet` learns in a few epochs: a class is a pattern, an example the pattern with noise.
 
-    Their training data differ in size; with the batch of `TINY` one of them leaves a single example over.
+    Their training data differ in size; with the batch of `TINY` one of them has a last batch of a single example.
     """
     return [_tiny_task(i, width, examples + i % 2) for i, width in enumerate(classes)]
 
 
 def _tiny_task(identity: int, classes: int, examples: int) -> Task:
-    chance = seeding.generator("tiny task", identity)
-    patterns = torch.randn(classes, 3, 8, 8, generator=chance)
+    generator = seeding.generator("tiny task", identity)
+    patterns = torch.randn(classes, 3, 8, 8, generator=generator)
 
     def split(rows: int) -> Split:
         y = torch.arange(rows) % classes
-        return Split(patterns[y] + 0.5 * torch.randn(rows, 3, 8, 8, generator=chance), y)
+        return Split(patterns[y] + 0.5 * torch.randn(rows, 3, 8, 8, generator=generator), y)
 
     return Task(f"tiny-{identity}", identity, classes, split(examples), split(12), split(24))
 
@@ -59,7 +59,7 @@ def _tiny_task(identity: int, classes: int, examples: int) -> Task:
 def tiny_context(
     tasks: int = 3, *, recipe: Recipe = TINY, seed: int = 0, device: str | torch.device = "cpu", order: str = "A"
 ) -> Context:
-    """A run's context that builds `TinyNet`s."""
+    """The context of a run that builds `TinyNet`s."""
 
     def build(classes: int, seed: int) -> nn.Module:
         with seeding.isolated("tiny network", seed, device=torch.device("cpu")):

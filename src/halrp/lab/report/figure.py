@@ -1,17 +1,30 @@
-"""What a figure of a report is: plots as plain values, which know nothing of records nor of how they are drawn."""
+"""What a figure of a report is: a title and plots, of which the reader chooses one.
+
+A plot is plain values that know nothing of records. It describes itself once, as a Vega-Lite specification; the page
+and the files for a paper are both rendered from that.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
-from halrp.lab.report.table import Value
+Spec: TypeAlias = dict[str, Any]
+"""A Vega-Lite specification, or a part of one, as values for JSON."""
+
+LABEL_LIMIT = 170
+"""Pixels of a name along an axis; longer ones are cut."""
+LINE = 13
+"""Pixels that a turned name needs."""
+NARROW = 480
+"""Pixels of a plot on a phone."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a chart."""
+    """One axis of a plot."""
 
     title: str
     log: bool = False
@@ -19,47 +32,15 @@ class Axis:
     """Whether the axis begins at zero."""
 
 
-@dataclass(frozen=True)
-class Series:
-    """Values of one thing, drawn in one colour. `x`, `y` and, where they are given, `error` and `notes` are as long."""
+class Plot(Protocol):
+    """Something that a figure shows."""
 
-    name: str
-    x: tuple[Value, ...]
-    y: tuple[float | None, ...]
-    error: tuple[float | None, ...] = ()
-    """Half the length of an error bar."""
-    notes: tuple[str, ...] = ()
-    """What the pointer shows beside each value."""
-    method: str = ""
-    """The method it belongs to: series of one method have one colour on the whole page. Empty for none."""
-    dashed: bool = False
-    """For what is held beside our runs: the paper's values, a noise floor, a bound."""
+    def spec(self) -> Spec:
+        """Its description without title and theme; `sized` adds its width.
 
-
-@dataclass(frozen=True)
-class Chart:
-    """Series over a common x axis."""
-
-    kind: Literal["lines", "bars", "points"]
-    x: Axis
-    y: Axis
-    series: tuple[Series, ...]
-
-
-@dataclass(frozen=True)
-class HeatMap:
-    """A heat map: `values[row][column]`, None where there is none."""
-
-    x: Axis
-    y: Axis
-    columns: tuple[str, ...]
-    rows: tuple[str, ...]
-    values: tuple[tuple[float | None, ...], ...]
-    unit: str = ""
-    """What the numbers are, beside the scale of colours."""
-
-
-Plot: TypeAlias = Chart | HeatMap
+        The values it shows are the data named "rows", and its `usermeta` has a list "legend" for the page.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -72,3 +53,29 @@ class Figure:
     about: str
     """What is shown and how to read it, in a sentence or two."""
     plots: Mapping[str, Plot]
+
+
+def category_axis(title: str, names: tuple[str, ...], margin: int = 90) -> Spec:
+    """Names along the x axis in their order: turned where they would touch each other, and some left out if need be.
+
+    `space` is a parameter of the whole plot, its width with margins, and `margin` what other things need of it.
+    """
+    width = min(6.3 * max(map(len, names), default=0), LABEL_LIMIT) + 10
+    angle = f"space > {len(names) * width + margin:.0f} ? 0 : space < {NARROW} ? -90 : -40"
+    axis = {
+        "title": title,
+        "labelAngle": {"expr": angle},
+        "labelAlign": {"expr": f"({angle}) < 0 ? 'right' : 'center'"},
+        "labelBaseline": {"expr": f"({angle}) == -90 ? 'middle' : 'top'"},
+        "labelLimit": {"expr": f"space < {NARROW} ? {LABEL_LIMIT // 2} : {LABEL_LIMIT}"},
+        "labelOverlap": {"expr": f"space > {LINE * len(names) + margin} ? false : 'greedy'"},
+    }
+    return {"field": "x", "type": "nominal", "sort": None, "scale": {"domain": list(names)}, "axis": axis}
+
+
+def short(value: float | None) -> float | int | None:
+    """A number with the digits that can be seen; None if it is missing or not finite."""
+    if value is None or not math.isfinite(value):
+        return None
+    rounded = float(f"{value:.6g}")
+    return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded

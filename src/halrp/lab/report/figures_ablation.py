@@ -16,8 +16,10 @@ from halrp.lab.records import metrics
 from halrp.lab.records.metrics import UndefinedMetric
 from halrp.lab.records.schema import as_text as text
 from halrp.lab.report import paper
-from halrp.lab.report.figure import Axis, Chart, Figure, HeatMap, Plot, Series
+from halrp.lab.report.chart import Chart, Series
+from halrp.lab.report.figure import Axis, Figure, Plot
 from halrp.lab.report.grouped import Group, Grouped, Measured, Place, any_known, figure_of, is_number, rounded
+from halrp.lab.report.heat_map import HeatMap
 from halrp.lab.report.paper import Ablated
 
 FEWEST = 3

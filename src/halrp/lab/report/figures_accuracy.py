@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from halrp.lab.report.figure import Axis, Chart, Figure, HeatMap, Plot, Series
+from halrp.lab.report.chart import Chart, Series
+from halrp.lab.report.figure import Axis, Figure, Plot
 from halrp.lab.report.grouped import (
     MAIN,
     Array,
@@ -19,6 +20,7 @@ from halrp.lab.report.grouped import (
     rounded,
     run_label,
 )
+from halrp.lab.report.heat_map import HeatMap
 
 
 def figures(grouped: Grouped) -> tuple[Figure, ...]:

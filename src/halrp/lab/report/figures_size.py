@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from halrp.lab.report.figure import Axis, Chart, Figure, HeatMap, Plot, Series
+from halrp.lab.report.chart import Chart, Series
+from halrp.lab.report.figure import Axis, Figure, Plot
 from halrp.lab.report.grouped import (
     MAIN,
     Array,
@@ -21,6 +22,7 @@ from halrp.lab.report.grouped import (
     run_label,
     significant,
 )
+from halrp.lab.report.heat_map import HeatMap
 
 SIZES = {"bytes": "bytes", "parameters": "parameters", "counted": "the paper's count"}
 SPECTRA = 60

@@ -8,7 +8,8 @@ import numpy as np
 
 from halrp.lab.records import metrics
 from halrp.lab.records.metrics import UndefinedMetric
-from halrp.lab.report.figure import Axis, Chart, Figure, Plot, Series
+from halrp.lab.report.chart import Chart, Series
+from halrp.lab.report.figure import Axis, Figure, Plot
 from halrp.lab.report.grouped import MAIN, Array, Group, Grouped, Measured, Place, any_known, figure_of, rounded
 
 

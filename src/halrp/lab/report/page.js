@@ -1,11 +1,11 @@
 "use strict";
 // Draws the tables and figures of the page from the data in it. Texts are only ever set as text.
-(() => {
-  const DATA = JSON.parse(document.getElementById("data").textContent);
+(async () => {
+  const packed = Uint8Array.from(atob(document.getElementById("data").textContent), (letter) => letter.charCodeAt(0));
+  const DATA = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
   const ROWS = 100; // so many rows of a table are shown before all are asked for
   const MANY = 15; // from so many drawings on, their names can be searched
   const SIGNS = { better: ["▲", "better"], equal: ["≈", "equal"], worse: ["▼", "worse"] };
-  const LIGHT = { ink: "#1b2027", soft: "#59626e", line: "#dfe3e8", faint: "#eceff2", paper: "#ffffff", raised: "#f6f7f9" };
   const root = document.documentElement;
 
   const make = (tag, attributes = {}, ...inside) => {
@@ -26,142 +26,76 @@
     setTimeout(() => { button.textContent = button.dataset.label; }, 1500);
   };
 
-  // ---- light and dark ----------------------------------------------------------------------------------------------
-
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : dark.matches);
-  const probe = make("span", { class: "unseen", "aria-hidden": "true" });
-  document.body.append(probe);
-  const colours = () => Object.fromEntries(Object.keys(LIGHT).map((name) => {
-    probe.style.color = `var(--${name})`;
-    return [name, getComputedStyle(probe).color];
-  }));
-  const family = getComputedStyle(document.body).fontFamily;
-
   // ---- figures -----------------------------------------------------------------------------------------------------
 
-  const CONFIG = { displayModeBar: false, displaylogo: false, responsive: true, doubleClick: "reset+autosize" };
-  const SHAPES = {
-    circle: "M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0Z", square: "M-3.6,-3.6H3.6V3.6H-3.6Z", diamond: "M0,-5L5,0L0,5L-5,0Z",
-    "triangle-up": "M0,-4.6L4.8,3.6H-4.8Z", "triangle-down": "M0,4.6L4.8,-3.6H-4.8Z",
-    cross: "M-1.5,-4.5H1.5V-1.5H4.5V1.5H1.5V4.5H-1.5V1.5H-4.5V-1.5H-1.5Z",
-    x: "M-4,-2.2L-2.2,-4L0,-1.8L2.2,-4L4,-2.2L1.8,0L4,2.2L2.2,4L0,1.8L-2.2,4L-4,2.2L-1.8,0Z",
-    star: "M0,-5L1.2,-1.6L4.8,-1.5L1.9,0.6L3,4L0,2L-3,4L-1.9,0.6L-4.8,-1.5L-1.2,-1.6Z",
-  };
-  const DASHES = { dash: "5 3", dot: "2 2", dashdot: "6 2 2 2", longdashdot: "9 2 2 2" };
+  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
+  const ZOOM = { name: "zoom", bind: "scales", select: { type: "interval", zoom: "wheel![event.ctrlKey || event.metaKey]" } };
   const figures = [];
 
-  const unescape = (text) => text.replace(/&(amp|lt|gt|#123|#36);/g, (_, name) => ({ amp: "&", lt: "<", gt: ">", "#123": "{", "#36": "$" })[name]);
-  const escaped = (text) => text.replace(/[&<>{$]/g, (one) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", "{": "&#123;", $: "&#36;" })[one]);
-
-  /** Names along an axis, cut to fit; turned where they would touch each other. */
-  const ticksOf = (names, width, level) => {
-    if (!names?.length) return { longest: 0, turned: false, own: {} };
-    const narrow = width < 560;
-    const most = narrow ? 15 : 28;
-    const short = names.map(unescape).map((name) => (name.length > most ? `${name.slice(0, most - 1)}…` : name));
-    const longest = Math.max(...short.map((name) => name.length));
-    const turned = level && names.length * (longest * 7 + 14) > width - 90;
-    const angle = turned ? (narrow ? -90 : -40) : 0;
-    return { longest, turned, own: { tickvals: names, ticktext: short.map(escaped), tickangle: angle } };
-  };
-  const namesOf = (plot) => (plot.data[0]?.z ? plot.data[0].x : plot.layout.xaxis.categoryarray);
-  const heightOf = (plot, width) => {
-    const z = plot.data[0]?.z;
-    const { longest, turned } = ticksOf(namesOf(plot), width, true);
-    const below = turned ? (width < 560 ? 7 : 4.6) * longest : 0;
-    if (z) return Math.min(900, Math.max(220, 100 + z.length * (width < 560 ? 22 : 28)) + below);
-    return (width < 560 ? 310 : 400) + below;
-  };
-
-  /** Plotly's layout: that of the drawing, and the colours and sizes of the page. */
-  const layoutOf = (plot, theme, width, more = {}) => {
-    const axis = (own) => ({
-      automargin: true, gridcolor: theme.faint, linecolor: theme.line, zerolinecolor: theme.line, tickcolor: theme.line,
-      ticks: "outside", ticklen: 4, showline: true, exponentformat: "SI", fixedrange: coarse,
-      ...own, title: { ...own.title, standoff: 12, font: { size: 12.5 } },
-    });
-    const coarse = matchMedia("(pointer: coarse)").matches; // a finger scrolls the page, and does not zoom
-    return {
-      ...plot.layout,
-      xaxis: { ...axis(plot.layout.xaxis), ...ticksOf(namesOf(plot), width, true).own },
-      yaxis: { ...axis(plot.layout.yaxis), ...ticksOf(plot.data[0]?.z && plot.data[0].y, width, false).own },
-      autosize: true, height: heightOf(plot, width), margin: { l: 52, r: 12, t: 14, b: 48 },
-      font: { family, size: 12, color: theme.ink }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-      showlegend: false, hovermode: "closest", dragmode: coarse ? false : "zoom",
-      hoverlabel: { bgcolor: theme.raised, bordercolor: theme.line, font: { color: theme.ink, family, size: 12 }, align: "left" },
-      ...more,
-    };
-  };
-
-  /** Plotly's traces: marks have a rim of the page's colour, and narrow fields no numbers. */
-  const tracesOf = (plot, theme, width, hidden) => plot.data.map((trace, number) => {
-    const own = { ...trace };
-    if (trace.z) {
-      if (width < 560 && trace.z[0]?.length > 6) delete own.texttemplate;
-      own.colorbar = { ...trace.colorbar, tickfont: { color: theme.ink } };
-    }
-    if (trace.mode === "markers") own.marker = { ...trace.marker, line: { width: 1, color: trace.marker.symbol.endsWith("-open") ? trace.marker.color : theme.paper } };
-    if (trace.type === "bar" && trace.marker.pattern) own.marker = { ...trace.marker, pattern: { ...trace.marker.pattern, bgcolor: theme.paper } };
-    if (hidden?.has(number)) own.visible = "legendonly";
-    return own;
+  /** Vega-Lite's specification of a plot for a width; a finger scrolls the page and does not move the plot. */
+  const sized = (spec, width, more = {}) => ({
+    height: width < 560 ? 250 : 330, ...spec, width, params: [{ name: "space", value: width }],
+    autosize: { type: "fit-x", contains: "padding" }, ...more,
+  });
+  /** The ast option has expressions interpreted: the page forbids to run text as a program. */
+  const embed = (element, spec, config) => vegaEmbed(element, spec, {
+    mode: "vega-lite", ast: true, actions: false, renderer: "svg", defaultStyle: false, config, tooltip: { theme: isDark() ? "dark" : "light" },
   });
 
-  const swatch = (trace) => {
+  const withoutLegends = (layers) => JSON.parse(JSON.stringify(layers), (key, value) => (key === "legend" ? null : value));
+
+  const swatch = (entry) => {
     const svg = (name, attributes) => {
       const element = document.createElementNS("http://www.w3.org/2000/svg", name);
       for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
       return element;
     };
-    const bar = trace.type === "bar";
-    const picture = svg("svg", { width: bar ? 14 : 26, height: 14, viewBox: bar ? "-7 -7 14 14" : "-13 -7 26 14", "aria-hidden": "true" });
-    const colour = Array.isArray(trace.marker.color) ? "var(--soft)" : trace.marker.color;
-    if (trace.line) picture.append(svg("path", { d: "M-13,0H13", stroke: colour, "stroke-width": 2, "stroke-dasharray": DASHES[trace.line.dash] || "none" }));
-    const open = bar ? Boolean(trace.marker.pattern) : trace.marker.symbol.endsWith("-open");
-    const shape = bar ? "M-5.5,-5.5H5.5V5.5H-5.5Z" : SHAPES[trace.marker.symbol.replace("-open", "")];
-    picture.append(svg("path", { d: shape, fill: open ? "var(--paper)" : colour, stroke: colour, "stroke-width": open ? 1.5 : 0 }));
-    if (bar && open) picture.append(svg("path", { d: "M-5.5,5.5L5.5,-5.5M-5.5,0L0,-5.5M0,5.5L5.5,0", stroke: colour, "stroke-width": 1.3 }));
+    const half = entry.line ? 13 : 7;
+    const picture = svg("svg", { width: 2 * half, height: 14, viewBox: `${-half} -7 ${2 * half} 14`, "aria-hidden": "true" });
+    if (entry.line) picture.append(svg("path", { d: "M-13,0H13", stroke: entry.stroke, "stroke-width": 2, "stroke-dasharray": entry.strokeDash.join(" ") }));
+    picture.append(svg("path", { d: entry.shape, transform: "scale(4.4)", fill: entry.fill, stroke: entry.stroke, "stroke-width": 0.3 }));
     return picture;
   };
 
   class Picture {
     constructor(article, part) {
-      Object.assign(this, { part, chosen: 0, drawn: false, hidden: new Set(), key: article.dataset.key });
+      Object.assign(this, { part, chosen: 0, drawn: false, hidden: new Set(), key: article.dataset.key, turn: 0 });
       this.tools = make("div", { class: "tools" });
       this.stage = make("div", { class: "stage waiting", role: "img", "aria-label": part.title });
       this.legend = make("ul", { class: "legend" });
       if (part.labels.length > 1) this.addChoice();
       this.tools.append(make("span", { class: "side" }, ...["svg", "png"].map((format) => make("button",
         { type: "button", class: "quiet", "data-save": format, onclick: () => this.save(format) }, `Save ${format.toUpperCase()}`))));
-      this.stage.style.minHeight = `${heightOf(part.plots[0], innerWidth)}px`;
       article.append(this.tools, this.stage, this.legend);
       figures.push(this);
     }
 
     addChoice() {
       const labels = this.part.labels;
-      const choose = make("select", { "aria-label": `Drawing of: ${this.part.title}`, onchange: () => this.choose(Number(choose.value)) });
+      const choose = make("select", { "aria-label": `Plot of: ${this.part.title}`, onchange: () => this.choose(Number(choose.value)) });
       const fill = (wanted) => {
-        const found = labels.flatMap((label, number) => (has(label.toLowerCase(), wanted) ? [number] : []));
-        choose.replaceChildren(...found.map((number) => make("option", { value: number }, labels[number])));
-        return found;
+        const matches = labels.flatMap((label, number) => (has(label.toLowerCase(), wanted) ? [number] : []));
+        choose.replaceChildren(...matches.map((number) => make("option", { value: number }, labels[number])));
+        return matches;
       };
       fill([]);
       this.tools.append(make("label", {}, "Show", choose));
       if (labels.length > MANY) {
         const count = make("span", { class: "count", role: "status" }, `${labels.length}`);
-        const search = make("input", { type: "search", placeholder: "Search drawings", "aria-label": `Search drawings of: ${this.part.title}` });
+        const search = make("input", { type: "search", placeholder: "Search plots", "aria-label": `Search plots of: ${this.part.title}` });
         search.addEventListener("input", () => {
-          const found = fill(words(search.value));
-          count.textContent = search.value ? `${found.length} of ${labels.length}` : `${labels.length}`;
-          if (found.includes(this.chosen)) choose.value = this.chosen;
-          else if (found.length) this.choose(found[0]);
+          const matches = fill(words(search.value));
+          count.textContent = search.value ? `${matches.length} of ${labels.length}` : `${labels.length}`;
+          if (matches.includes(this.chosen)) choose.value = this.chosen;
+          else if (matches.length) this.choose(matches[0]);
         });
         this.tools.append(search, count);
       }
     }
 
-    get plot() { return this.part.plots[this.chosen]; }
+    get spec() { return this.part.plots[this.chosen]; }
+
+    get rows() { return this.spec.data.values.filter((row) => !this.hidden.has(row.series)); }
 
     choose(number) {
       this.chosen = number;
@@ -169,45 +103,54 @@
       this.draw();
     }
 
-    draw(theme = colours(), width = null) {
-      this.drawn = true;
-      const wide = width ?? this.stage.clientWidth;
+    async draw(width = this.stage.clientWidth) {
+      const turn = ++this.turn; // the last call wins
+      Object.assign(this, { drawn: true, width });
+      const spec = sized(this.spec, width, { data: { name: "rows", values: this.rows } });
+      if (spec.usermeta.legend.length) spec.layer = withoutLegends(spec.layer);
+      if (spec.usermeta.zoom && matchMedia("(pointer: fine)").matches) spec.layer[0].params = [ZOOM];
+      const picture = make("div");
+      const result = await embed(picture, spec, DATA.theme);
+      if (turn !== this.turn) { result.finalize(); return; }
+      this.result?.finalize();
+      this.result = result;
       this.stage.classList.remove("waiting");
-      this.stage.style.minHeight = "";
       this.stage.setAttribute("aria-label", `${this.part.title}: ${this.part.labels[this.chosen]}`);
-      Plotly.react(this.stage, tracesOf(this.plot, theme, wide, this.hidden), layoutOf(this.plot, theme, wide, width ? { width, autosize: false } : {}), CONFIG);
+      this.stage.replaceChildren(picture);
       this.drawLegend();
     }
 
     drawLegend() {
-      const traces = this.plot.data;
-      if (!traces.length || traces[0].z) return this.legend.replaceChildren();
-      this.legend.replaceChildren(...traces.map((trace, number) => make("li", {}, make("button", {
-        type: "button", "aria-pressed": String(!this.hidden.has(number)), title: "Click to hide or show; double-click to show it alone",
-        onclick: (event) => {
-          if (!this.hidden.delete(number)) this.hidden.add(number);
+      const entries = this.spec.usermeta.legend;
+      const buttons = entries.map((entry) => make("button", {
+        type: "button", title: "Click to hide or show; double-click to show it alone", onclick: (event) => {
+          const { name } = entry;
+          if (!this.hidden.delete(name)) this.hidden.add(name);
           if (event.detail === 2) { // what the first click of the two did has just been undone
-            const alone = this.hidden.size === traces.length - 1 && !this.hidden.has(number);
-            this.hidden = new Set(alone ? [] : traces.keys());
-            this.hidden.delete(number);
+            const alone = this.hidden.size === entries.length - 1 && !this.hidden.has(name);
+            this.hidden = new Set(alone ? [] : entries.map((other) => other.name));
+            this.hidden.delete(name);
           }
-          for (const [place, button] of this.legend.querySelectorAll("button").entries()) button.setAttribute("aria-pressed", String(!this.hidden.has(place)));
-          Plotly.restyle(this.stage, { visible: traces.map((_, place) => (this.hidden.has(place) ? "legendonly" : true)) });
+          mark();
+          this.result.view.data("rows", structuredClone(this.rows)).run();
         },
-      }, swatch(trace), unescape(trace.name)))));
-      return undefined;
+      }, swatch(entry), entry.name));
+      const mark = () => buttons.forEach((button, number) => button.setAttribute("aria-pressed", String(!this.hidden.has(entries[number].name))));
+      mark();
+      this.legend.replaceChildren(...buttons.map((button) => make("li", {}, button)));
     }
 
-    save(format) {
+    async save(format) {
       const label = this.part.labels[this.chosen];
-      const title = { text: escaped(this.part.labels.length > 1 ? `${this.part.title}: ${label}` : this.part.title), font: { size: 14 }, x: 0.02, xanchor: "left" };
-      const more = {
-        title, paper_bgcolor: "#ffffff", plot_bgcolor: "#ffffff", autosize: false, width: 900, height: Math.max(480, heightOf(this.plot, 900)),
-        margin: { l: 60, r: 20, t: 50, b: 60 }, showlegend: !this.plot.data[0]?.z,
-      };
-      const name = [this.key, ...(this.part.labels.length > 1 ? [label] : [])].join("-").toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "").slice(0, 100);
-      Plotly.downloadImage({ data: tracesOf(this.plot, LIGHT, 900, this.hidden), layout: layoutOf(this.plot, LIGHT, 900, more) },
-        { format, filename: name, width: 900, height: more.height, scale: format === "png" ? 2 : 1 });
+      const several = this.part.labels.length > 1;
+      const title = { text: several ? `${this.part.title}: ${label}` : this.part.title };
+      const name = [this.key, ...(several ? [label] : [])].join("-").toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "").slice(0, 100);
+      const { view, finalize } = await embed(make("div"), sized(this.spec, 900, { title, padding: 12, data: { name: "rows", values: this.rows } }), DATA.light);
+      const address = format === "svg"
+        ? URL.createObjectURL(new Blob([await view.toSVG()], { type: "image/svg+xml" }))
+        : (await view.toCanvas(2)).toDataURL("image/png");
+      make("a", { href: address, download: `${name}.${format}` }).click();
+      finalize();
     }
   }
 
@@ -357,27 +300,35 @@
 
   // ---- all together ------------------------------------------------------------------------------------------------
 
+  const figureOf = (stage) => figures.find((figure) => figure.stage === stage);
   const seen = new IntersectionObserver((entries) => {
-    for (const entry of entries) {
-      if (!entry.isIntersecting) continue;
-      seen.unobserve(entry.target);
-      const found = figures.find((figure) => figure.stage === entry.target);
-      if (!found.drawn) found.draw();
+    for (const { isIntersecting, target } of entries) {
+      if (!isIntersecting) continue;
+      seen.unobserve(target);
+      if (!figureOf(target).drawn) figureOf(target).draw();
     }
   }, { rootMargin: "400px 0px" });
+  const resized = new ResizeObserver((entries) => {
+    for (const { target } of entries) {
+      const figure = figureOf(target);
+      if (figure.drawn && target.clientWidth !== figure.width) figure.draw();
+    }
+  });
   for (const article of document.querySelectorAll("article.part")) {
-    const part = DATA[article.dataset.section][Number(article.dataset.part)];
-    if (part.plots) seen.observe(new Picture(article, part).stage);
-    else new Sheet(article, part);
+    const part = DATA.parts[article.dataset.section][Number(article.dataset.part)];
+    if (part.plots) {
+      const { stage } = new Picture(article, part);
+      seen.observe(stage);
+      resized.observe(stage);
+    } else new Sheet(article, part);
   }
 
-  const redraw = () => { for (const figure of figures) if (figure.drawn) figure.draw(); };
-  dark.addEventListener("change", redraw);
   document.getElementById("theme").addEventListener("click", () => {
     root.dataset.theme = isDark() ? "light" : "dark";
-    redraw();
   });
-  addEventListener("beforeprint", () => { for (const figure of figures) figure.draw(LIGHT, 900); });
-  addEventListener("afterprint", redraw);
+  // Drawing ends before the browser prints: it waits for nothing but promises that are already kept.
+  addEventListener("beforeprint", () => { for (const figure of figures) figure.draw(900); });
+  addEventListener("afterprint", () => { for (const figure of figures) figure.draw(); });
   if (innerWidth < 1152) document.querySelector("nav details").removeAttribute("open");
+  root.dataset.ready = "";
 })();

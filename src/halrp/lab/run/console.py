@@ -1,4 +1,4 @@
-"""One cell in this process, while someone looks: a bar, a line for each task, and a table at the end."""
+"""Run one cell in this process and show it: a progress bar, a line for each task, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from halrp.errors import HalrpError, SettingError
 from halrp.lab.records import metrics
 from halrp.lab.run import runner
 from halrp.lab.run.cell import Cell
-from halrp.lab.run.engines import row_event, warm_up
-from halrp.lab.run.progress import duration
+from halrp.lab.run.engine import row_event, warm_up
+from halrp.lab.run.status import duration
 from halrp.lab.run.tensorboard import EventFile
-from halrp.training.progress import Progress as Told
+from halrp.training.progress import Progress as TrainingProgress
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that is not there."""
+    """Refuse a device that is not available."""
     try:
         torch.zeros(1, device=torch.device(device))
     except (RuntimeError, AssertionError) as error:
@@ -36,46 +36,46 @@ def check_device(device: str) -> None:
 def run(
     cell: Cell, tasks: int, folder: Path, data: Path | None, device: str, threads: int, tensorboard: Path | None
 ) -> None:
-    """Run a cell and print what it tells."""
+    """Run a cell and print its progress."""
     events = None if tensorboard is None else EventFile(tensorboard, cell)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     console = Console()
     typer.echo(cell.name)
-
-    def on_row(row: runner.Row) -> None:
-        if events is not None:
-            events.row(row)
-        told = row_event(cell.name, row)
-        mine = row["test"][-1]
-        accuracy = "waits for the last task" if mine is None else f"accuracy {mine:6.1%}, average {told.accuracy:6.1%}"
-        size = f", {row['bytes']:,} bytes" if "bytes" in row else ""
-        number = f"{row['position'] + 1:>{len(str(tasks))}} of {tasks}"
-        console.print(f"task {number}  {row['task']}: {accuracy}{size}, {row['seconds']:.1f} s", markup=False)
-
     try:
         warm_up()
         with _bar(console, cell, tasks) if console.is_terminal else nullcontext() as bar:
 
-            def progress(event: Told) -> None:
+            def progress(event: TrainingProgress) -> None:
                 if bar is not None:
-                    bar.tell(event)
+                    bar.update(event)
                 if events is not None:
                     events.progress(event)
 
-            def finished(row: runner.Row) -> None:
-                on_row(row)
+            def on_row(row: runner.Row) -> None:
+                if events is not None:
+                    events.row(row)
+                console.print(_line(cell, tasks, row), markup=False)
                 if bar is not None:
                     bar.row(row)
 
-            runner.execute(cell, folder, data=data, device=device, progress=progress, on_row=finished)
+            runner.execute(cell, folder, data=data, device=device, progress=progress, on_row=on_row)
     except KeyboardInterrupt:
-        typer.echo("stopped; the same command goes on after the last task that was learned", err=True)
+        typer.echo("stopped; the same command resumes after the last learned task", err=True)
         raise
     finally:
         torch.set_num_threads(before)
         if events is not None:
             events.close()
+
+
+def _line(cell: Cell, tasks: int, row: runner.Row) -> str:
+    """A learned task in one line."""
+    newest, average = row["test"][-1], row_event(cell.name, row).accuracy
+    accuracy = "waits for the last task" if newest is None else f"accuracy {newest:6.1%}, average {average:6.1%}"
+    size = f", {row['bytes']:,} bytes" if "bytes" in row else ""
+    number = f"{row['position'] + 1:>{len(str(tasks))}} of {tasks}"
+    return f"task {number}  {row['task']}: {accuracy}{size}, {row['seconds']:.1f} s"
 
 
 class _Rate(ProgressColumn):
@@ -89,7 +89,7 @@ class _Rate(ProgressColumn):
 
 
 class _Bar:
-    """Moves by epochs. Epochs of trials that a task repeats are not counted twice."""
+    """A bar that counts epochs. Epochs that a task trains twice, to choose between two trials, count once."""
 
     def __init__(self, progress: Progress, cell: Cell, tasks: int) -> None:
         self.progress, self.tasks = progress, tasks
@@ -97,11 +97,11 @@ class _Bar:
         self.position, self.stages = 0, dict[str, float]()
         self.task = progress.add_task("", total=tasks * self.epochs)
 
-    def tell(self, event: Told) -> None:
+    def update(self, event: TrainingProgress) -> None:
         self.stages[event.stage] = event.epoch + event.step / max(1, event.steps)
         done = self.position * self.epochs + min(self.epochs, sum(self.stages.values()))
-        doing = f"task {self.position + 1} of {self.tasks}, {event.stage}"
-        self.progress.update(self.task, completed=done, description=doing)
+        text = f"task {self.position + 1} of {self.tasks}, {event.stage}"
+        self.progress.update(self.task, completed=done, description=text)
 
     def row(self, row: runner.Row) -> None:
         self.position, self.stages = row["position"] + 1, {}
@@ -118,13 +118,13 @@ def _bar(console: Console, cell: Cell, tasks: int) -> Iterator[_Bar]:
 def show(record: runner.Record, path: Path) -> None:
     """Print a record's summary."""
     rows = record["rows"]
-    a = metrics.accuracy_matrix(rows)
+    accuracies = metrics.accuracy_matrix(rows)
     table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_row("average accuracy", f"{metrics.average_accuracy(a):.2f} %")
+    table.add_row("average accuracy", f"{metrics.average_accuracy(accuracies):.2f} %")
     try:
-        table.add_row("backward transfer", f"{metrics.backward_transfer(a):+.2f}")
+        table.add_row("backward transfer", f"{metrics.backward_transfer(accuracies):+.2f}")
     except HalrpError:
-        table.add_row("backward transfer", "none: tasks were learned together, or there is one")
+        table.add_row("backward transfer", "none: tasks were learned together, or there is only one")
     last = rows[-1]
     table.add_row("stored", f"{last['bytes']:,} bytes, {last['parameters']:,} parameters")
     table.add_row("time", duration(sum(row["seconds"] for row in rows)))

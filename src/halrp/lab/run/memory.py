@@ -1,7 +1,7 @@
-"""The largest amount of memory that a piece of work had at once.
+"""Peak memory of a part of a run.
 
-On a GPU it is the device's own counter of what the run allocated. On a CPU it is the process's resident memory, with
-everything that was in it before; Linux can forget an earlier peak, other systems report the peak since the start.
+On a GPU it is the device's counter of allocated memory. On a CPU it is the process's resident memory, including what
+was allocated before; Linux can reset the peak, other systems report the peak since the process started.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from pathlib import Path
 
 import torch
 
-_STATUS, _FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-def forget_peak(device: torch.device) -> None:
-    """Begin a new measurement."""
+def reset_peak(device: torch.device) -> None:
+    """Start a new measurement."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
     with suppress(OSError):
-        _FORGET.write_text("5")
+        _RESET.write_text("5")
 
 
 def peak(device: torch.device) -> int:
-    """Bytes at the highest moment since the measurement began."""
+    """Peak memory in bytes since the measurement was started."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Sweeps: the cells of a sweep file (see `halrp.lab.run.sweep_file`), checked and compared with the data at hand."""
+"""Sweeps: the cells of a sweep file (see `halrp.lab.run.sweep_file`), checked with the data at hand, and run."""
 
 from __future__ import annotations
 
@@ -16,11 +16,23 @@ from halrp.errors import HalrpError, SettingError
 from halrp.lab import backbones, methods, streams
 from halrp.lab.run import runner
 from halrp.lab.run.cell import Cell
+from halrp.lab.run.engine import Engine, Event, one_line
+from halrp.lab.run.status import Observer, SweepStatus
 from halrp.lab.run.sweep_file import Key, entries, key_of, read
 
 __all__ = [
-    "Prepared", "check_folder", "expand", "finished", "only", "pairs", "prepare", "read", "unfinished", "value_of",
-]  # fmt: skip
+    "Prepared",
+    "check_folder",
+    "expand",
+    "finished",
+    "only",
+    "pairs",
+    "prepare",
+    "read",
+    "run_cells",
+    "unfinished",
+    "value_of",
+]
 
 
 def expand(
@@ -56,30 +68,32 @@ def value_of(text: str) -> Any:
 
 
 def pairs(texts: Iterable[str], option: str) -> dict[str, str]:
-    """Read key=value pairs."""
-    found: dict[str, str] = {}
+    """Parse key=value pairs."""
+    values: dict[str, str] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not (key and equals and value):
             raise SettingError(f"{option} {text!r} is not of the form key=value")
-        if key in found:
-            raise SettingError(f"{option} gives {key} twice; write {key}={found[key]},{value} if it may be either")
-        found[key] = value
-    return found
+        if key in values:
+            raise SettingError(f"{option} gives {key} twice; write {key}={values[key]},{value} if it may be either")
+        values[key] = value
+    return values
 
 
 def only(cells: Sequence[Cell], wanted: Mapping[str, str]) -> list[Cell]:
     """The cells whose entries have the wanted values: {"method": "ewc,l2", "settings.strength": "10"}."""
     left = list(cells)
-    for key, text in wanted.items():
-        wanted_key = key_of(key, "a cell")
-        known = [_entry(cell, wanted_key) for cell in left]
+    for name, text in wanted.items():
+        key = key_of(name, "a cell")
+        present = [_entry(cell, key) for cell in left]
         texts = [text, *text.split(",")]
-        allowed = [value_of(one) for one in texts]
-        matching = [c for c, v in zip(left, known, strict=True) if v is not None and (v in allowed or str(v) in texts)]
+        allowed = [value_of(text) for text in texts]
+        matching = [
+            c for c, v in zip(left, present, strict=True) if v is not None and (v in allowed or str(v) in texts)
+        ]
         if not matching:
-            there = ", ".join(dict.fromkeys(str(value) for value in known if value is not None)) or "no value"
-            raise SettingError(f"no cell has {key}={text}; here it is {there}")
+            listed = ", ".join(dict.fromkeys(str(value) for value in present if value is not None)) or "no value"
+            raise SettingError(f"no cell has {name}={text}; here it is {listed}")
         left = matching
     return left
 
@@ -98,27 +112,27 @@ class Prepared(NamedTuple):
 
     cells: list[Cell]
     tasks: dict[str, int]
-    """How many tasks each cell learns, by its name; not those whose data are elsewhere."""
+    """The number of tasks of each cell, by name; not of those whose data are elsewhere."""
     notes: list[str]
-    """What a user should be told."""
+    """Messages for the user."""
 
 
 def prepare(cells: Sequence[Cell], data: str | os.PathLike[str] | None = None, elsewhere: bool = False) -> Prepared:
-    """Hold cells against the data at hand: orders, shares, numbers of tasks, and that backbones fit the images.
+    """Check cells with the data at hand: orders, fractions, numbers of tasks, and that backbones fit the images.
 
-    Data sets are decoded here, once, and not by each worker. Where they are not whole, cells get the subset's name.
-    With `elsewhere`, data that are not here are left to the workers.
+    Data sets are decoded here, once, and not by each worker. Where they are incomplete, cells get the subset's name.
+    With `elsewhere`, cells without data here are left to the workers.
     """
-    known: dict[tuple[str, str, float], streams.Stream | None] = {}
+    loaded: dict[tuple[str, str, float], streams.Stream | None] = {}
     built: set[str] = set()
     ready: dict[str, Cell] = {}
     tasks: dict[str, int] = {}
     notes: dict[str, None] = {}
     for cell in cells:
         key = (cell.stream, cell.order, cell.fraction)
-        if key not in known:
-            known[key] = _loaded(cell, data, elsewhere)
-        stream = known[key]
+        if key not in loaded:
+            loaded[key] = _load(cell, data, elsewhere)
+        stream = loaded[key]
         if stream is None:
             ready[cell.name] = cell
             continue
@@ -129,14 +143,14 @@ def prepare(cells: Sequence[Cell], data: str | os.PathLike[str] | None = None, e
             backbones.build(cell.backbone, 2, shape=stream.shape, **cell.network)
             built.add(network)
         if stream.name != cell.stream:
-            notes[f"the data of {cell.stream!r} are not whole: it runs, and is recorded, as {stream.name!r}"] = None
+            notes[f"the data of {cell.stream!r} are incomplete: it runs, and is recorded, as {stream.name!r}"] = None
             cell = dataclasses.replace(cell, stream=stream.name)
         ready[cell.name] = cell
         tasks[cell.name] = cell.tasks or len(stream)
     return Prepared(list(ready.values()), tasks, list(notes))
 
 
-def _loaded(cell: Cell, data: str | os.PathLike[str] | None, elsewhere: bool) -> streams.Stream | None:
+def _load(cell: Cell, data: str | os.PathLike[str] | None, elsewhere: bool) -> streams.Stream | None:
     try:
         return streams.load(cell.stream, cell.order, cell.seed, cell.fraction, data)
     except streams.DataMissing:
@@ -145,32 +159,63 @@ def _loaded(cell: Cell, data: str | os.PathLike[str] | None, elsewhere: bool) ->
         raise
 
 
+def run_cells(
+    cells: Sequence[Cell],
+    engine: Engine,
+    folder: str | os.PathLike[str],
+    tasks: Mapping[str, int],
+    jobs: int,
+    observer: Observer,
+) -> SweepStatus:
+    """Run all cells that have no record yet, and return their status at the end."""
+    sweep_status = SweepStatus.of(cells, tasks, jobs)
+    for cell in cells:
+        status = sweep_status.cells[cell.name]
+        try:
+            if finished(cell, folder):
+                status.state = "skipped"
+                continue
+        except HalrpError as error:
+            status.state, status.text = "failed", one_line(error)
+            observer(sweep_status, Event(cell.name, "failed", text=status.text))
+            continue
+        engine.submit(cell)
+    while sweep_status.left:
+        events = engine.collect()
+        for event in events:
+            if sweep_status.update(event):
+                observer(sweep_status, event)
+        if not events:
+            observer(sweep_status, None)
+    return sweep_status
+
+
 def unfinished(folder: str | os.PathLike[str]) -> tuple[list[Cell], dict[str, str]]:
-    """The cells of a results folder that have begun and not ended, and what is wrong with files that tell of none."""
-    found, wrong = [], {}
+    """The interrupted cells of a results folder, and the states that cannot be read: file names with the reasons."""
+    cells, unreadable = [], {}
     for path in sorted(Path(folder).glob(f"*{runner.UNFINISHED}")):
         try:
             with safetensors.safe_open(path, "pt") as file:
-                found.append(Cell.of(json.loads(file.metadata()["facts"])["cell"]))
+                cells.append(Cell.of(json.loads(file.metadata()["facts"])["cell"]))
         except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError, HalrpError) as error:
-            wrong[path.name] = f"{type(error).__name__}: {error}"
-    return found, wrong
+            unreadable[path.name] = f"{type(error).__name__}: {error}"
+    return cells, unreadable
 
 
 def check_folder(folder: str | os.PathLike[str]) -> Path:
-    """Refuse a results folder that could not be written to. Nothing is made yet."""
+    """Refuse a results folder that cannot be written to. Nothing is created yet."""
     folder = Path(folder)
-    for there in (folder, *folder.absolute().parents):
-        if there.exists():
-            if not there.is_dir():
-                raise SettingError(f"the results folder {folder} cannot be: {there} is a file")
-            if not os.access(there, os.W_OK | os.X_OK):
+    for existing in (folder, *folder.absolute().parents):
+        if existing.exists():
+            if not existing.is_dir():
+                raise SettingError(f"the results folder {folder} cannot be created: {existing} is a file")
+            if not os.access(existing, os.W_OK | os.X_OK):
                 raise SettingError(f"the results folder {folder} cannot be written to; choose another with --results")
             break
     return folder
 
 
 def finished(cell: Cell, folder: str | os.PathLike[str]) -> bool:
-    """Whether a cell's record is there; a damaged one is an error."""
+    """Whether a cell has a record; a damaged one is an error."""
     path = Path(folder) / f"{cell.name}.json"
     return path.exists() and bool(runner.read(path))

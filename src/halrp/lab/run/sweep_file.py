@@ -18,20 +18,20 @@
     method = "ewc"
     grid.settings.strength = [10, 100]
 
-What stands at the top holds for every cell: the entries of `Cell`, with the tables `settings`, `recipe` and `network`.
-Each `[[cells]]` block is a layer on top of it, whose tables are merged into those at the top; without a block there is
-one that adds nothing. Lists under `grid`, at the top or in a block, make every combination, the last list fastest. A
-layer's word is final: a value in a block takes the key of the list at the top, and a list that of a value. The file
-above makes 4 + 8 = 12 cells.
+Entries at the top are those of `Cell`, with the tables `settings`, `recipe` and `network`, and are common to all cells.
+Each `[[cells]]` block is a layer over them, whose tables are merged into those at the top; a file may have no block.
+Lists under `grid`, at the top or in a block, are combined with each other, the last list varying fastest. A block
+overrides the top: its value replaces a list at the top, and its list replaces a value. The file above has 4 + 8 = 12
+cells.
 
-A value "NUMBER * fraction" is multiplied by the cell's share of data, for settings that follow it: the released code of
-the paper lets the learning rate decay by `recipe.decay_examples = "4000 * fraction"` on every data set.
+A value "NUMBER * fraction" is multiplied by the cell's fraction of the data: the paper's released code lets the
+learning rate decay by `recipe.decay_examples = "4000 * fraction"` on every data set.
 
-`from = "cifar100-split"` starts from another preset or file: its entries hold where this file has none of its own, its
-tables are merged with those here, and its blocks are used if there are none here. `include = ["pmnist", "iru"]` makes a
-sweep of other sweeps' cells; such a file has nothing else but `about`.
+`from = "cifar100-split"` starts from another preset or file: its entries are used where this file has none, its tables
+are merged with those here, and its blocks are used if there are none here. `include = ["pmnist", "iru"]` is a sweep of
+other sweeps' cells; such a file has no other entry than `about`.
 
-Every cell is checked before any runs. An unknown entry is an error with the nearest known one. Cells that are equal are
+Every cell is checked before the first one runs. An unknown entry is an error with the nearest known one. Equal cells
 run once.
 """
 
@@ -70,9 +70,9 @@ class Layer(NamedTuple):
 
 
 def read(name: str | os.PathLike[str], readers: Sequence[str] = ()) -> tuple[str, dict[str, Any]]:
-    """Read a preset by its name, or a file; returns what to call it and its content, with what it starts from.
+    """Read a preset by its name, or a file; returns its title and its content, merged with what it starts from.
 
-    `readers` are those that start from this one, or include it.
+    `readers` are the sweeps that start from this one, or include it.
     """
     if str(name) in readers:
         raise SettingError(f"the sweep {name} leads back to itself: {' → '.join([*readers, str(name)])}")
@@ -107,7 +107,7 @@ def _read_alone(name: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
 
 
 def _on_top(document: Mapping[str, Any], origin: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The entries of `origin` with those of `document` in their key; one layer's word is final over the other's."""
+    """The entries of `origin`, replaced by those of `document` where it has them."""
     if both := {"include"} & {*document, *origin}:
         raise SettingError(
             f"{where}: from and {both.pop()} do not go together; include the sweeps in a file of its own"
@@ -230,7 +230,7 @@ def _stacked(layers: Sequence[Layer]) -> Layer:
 
 
 def _scaled(values: dict[str, Any]) -> dict[str, Any]:
-    """Put numbers in key of "NUMBER * fraction"."""
+    """Replace "NUMBER * fraction" by its value."""
     share = values.get("fraction", 1.0)
 
     def scale(value: Any) -> Any:

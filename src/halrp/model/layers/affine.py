@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -32,7 +32,7 @@ class AffineRule(LayerRule):
 
     def finish_of(self, layer: nn.Module) -> Callable[[Tensor], Tensor] | None:
         """The function f of a layer, or None if the layer is W x + b itself."""
-        finish = cast(Any, self.adapted).finish
+        finish: Any = getattr(self.adapted, "finish", AffineFamily.finish)
         return None if finish is AffineFamily.finish else partial(finish, layer)
 
     def observed(self, layer: nn.Module, x: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:

@@ -75,8 +75,8 @@ class LayerRule:
         self.layer_type = layer_type
         self.adapted = adapted or self.adapted
         written = {part for part, method in _METHODS.items() if getattr(type(self), method) is not _default(method)}
-        declared = getattr(adapted, "lacks", self.lacks)
-        unknown = set(declared) - _METHODS.keys()
+        declared = {*self.lacks, *getattr(adapted, "lacks", ())}
+        unknown = declared - _METHODS.keys()
         if unknown:
             raise SettingError(
                 f"the layer rule for {layer_type.__name__} lacks {', '.join(map(repr, sorted(unknown)))}, which is "
@@ -99,8 +99,8 @@ class LayerRule:
             return Decision("owned", "weight", "so small that a delta of rank 1 would cost as much")
         kind = type(layer).__name__
         if leaf == "weight" and adapted_form(layer) is not None and not tied:
-            without = f", without {' and '.join(self.lacks)}" if self.lacks else ""
-            return Decision("adapted", "weight", f"rule for {kind}{without}", by_rule=True)
+            lacking = ", which has " + " and ".join(f"no {_TITLES[part]}" for part in self.lacks) if self.lacks else ""
+            return Decision("adapted", "weight", f"rule for {kind}{lacking}", by_rule=True)
         return Decision("adapted", "weight", f"merged weight of {kind}")
 
     def matrix_widths(self, shape: Sequence[int]) -> dict[str, int]:
@@ -148,6 +148,8 @@ class LayerRule:
 
 _METHODS: dict[Part, str] = {"mixed": "mixed", "moments": "input_rows"}
 """The method that a rule must write or inherit to have a part."""
+_TITLES: dict[Part, str] = {"mixed": "mixed form", "moments": "moments"}
+"""What reasons call the parts."""
 
 
 def _default(method: str) -> Any:

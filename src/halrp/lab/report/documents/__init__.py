@@ -33,8 +33,8 @@ from halrp.lab.report.documents.studies import (
 from halrp.lab.report.figure import Plot
 from halrp.lab.report.figures_accuracy import final_accuracy
 from halrp.lab.report.figures_size import frontier
-from halrp.lab.report.files import drawn
 from halrp.lab.report.grouped import Grouped
+from halrp.lab.report.image import render
 from halrp.lab.report.study import Study
 from halrp.store import atomic
 
@@ -136,14 +136,14 @@ def figures(root: Path) -> dict[str, tuple[Plot, str]]:
     ):
         figure = build(Grouped.of(Study.of(records)))
         assert figure is not None, f"{path}: the records have nothing to draw"
-        label, drawing = next(iter(figure.plots.items()))
-        found[path] = drawing, f"{figure.title}: {label}"
+        label, plot = next(iter(figure.plots.items()))
+        found[path] = plot, f"{figure.title}: {label}"
     return found
 
 
-def checksum(drawing: Plot, title: str) -> str:
+def checksum(plot: Plot, title: str) -> str:
     """The last line of a figure's file."""
-    return f"<!-- shows {hashlib.sha256(repr((drawing, title)).encode()).hexdigest()} -->\n"
+    return f"<!-- shows {hashlib.sha256(repr((plot, title)).encode()).hexdigest()} -->\n"
 
 
 def filled(text: str, parts: dict[str, Callable[[], str]]) -> str:
@@ -171,14 +171,14 @@ def main(arguments: list[str] | None = None) -> None:
             stale.append(str(path))
             if not options.check:
                 path.write_text(new, "utf-8")
-    for name, (drawing, title) in figures(options.root / "results").items():
+    for name, (plot, title) in figures(options.root / "results").items():
         path = options.root / name
-        mark = checksum(drawing, title)
+        mark = checksum(plot, title)
         if path.exists() and path.read_text("utf-8").endswith(mark):
             continue
         stale.append(str(path))
         if not options.check:
-            atomic.write(path, drawn(drawing, ".svg", title) + mark.encode())
+            atomic.write(path, render(plot, ".svg", title) + mark.encode())
     if stale and options.check:
         sys.exit(f"stale: {', '.join(stale)}; run: python -m halrp.lab.report.documents")
     print(f"wrote {', '.join(stale)}" if stale else "the documents agree with the records")

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from halrp.errors import SettingError
-from halrp.lab.run import progress, runner
-from halrp.lab.run.engines import Event, Local
+from halrp.lab.run import progress, runner, sweep
+from halrp.lab.run.engine import Event
+from halrp.lab.run.local_engine import LocalEngine
+from halrp.lab.run.status import SweepStatus
 from halrp.store import atomic
 from halrp.training.progress import Progress
 from tests.lab.run.tiny_cells import BUDGET, CELLS, FAILING, FINETUNE, STL, SWEEP, alone, one_thread, records
@@ -36,16 +38,16 @@ def test_two_processes_one_of_them_killed_a_cell_that_fails_and_one_that_is_take
     pids: set[int] = set()
     summaries: list[str] = []
     another = ExitStack()  # a process that runs FINETUNE, and gives it up when it is asked for
-    another.enter_context(atomic.locked(runner.Kept(tmp_path, FINETUNE).work))
+    another.enter_context(atomic.locked(runner.RunState(tmp_path, FINETUNE).work))
 
-    def watch(standing: progress.Standing, event: Event | None) -> None:
+    def observe(status: SweepStatus, event: Event | None) -> None:
         assert len(engine.pids) <= 2
         pids.update(engine.pids.values())
         if event is None:
             return
         kinds.append((event.cell, event.kind))
         if event.kind == "busy":
-            summaries.append(progress.summary(standing))
+            summaries.append(status.summary())
             another.close()
         if event.kind == "started" and not killed and event.cell == BUDGET.name:
             deadline = time.monotonic() + 60  # it is killed as soon as there is a state to go on from
@@ -54,18 +56,18 @@ def test_two_processes_one_of_them_killed_a_cell_that_fails_and_one_that_is_take
             os.kill(engine.pids[event.cell], signal.SIGKILL)
             killed.append(event.cell)
 
-    with another, Local(tmp_path, 2) as engine:
-        standing = progress.go([BUDGET, FAILING, FINETUNE, STL], engine, tmp_path, TASKS, 2, watch)
+    with another, LocalEngine(tmp_path, 2) as engine:
+        status = sweep.run_cells([BUDGET, FAILING, FINETUNE, STL], engine, tmp_path, TASKS, 2, observe)
         assert dict(os.environ) == before
-    assert standing.counts == {"done": 3, "failed": 1}
+    assert status.counts == {"done": 3, "failed": 1}
     assert len(pids) == 3, "processes are used again, and one was lost"
-    assert (BUDGET.name, "again") in kinds
-    assert "SIGKILL" in standing.again[0]
-    assert list(standing.failed) == [FAILING.name]
-    assert "the loss became" in standing.failed[FAILING.name]
-    assert (FAILING.name, "again") not in kinds, "an error that the library names is not tried again"
+    assert (BUDGET.name, "retry") in kinds
+    assert "SIGKILL" in status.retries[0]
+    assert list(status.failed) == [FAILING.name]
+    assert "the loss became" in status.failed[FAILING.name]
+    assert (FAILING.name, "retry") not in kinds, "an error that the library names is not tried again"
     finetune = [kind for name, kind in kinds if name == FINETUNE.name and kind != "working"]
-    assert finetune == ["busy", "started", "row", "row", "row", "done"], "it is told once, and taken when it is free"
+    assert finetune == ["busy", "started", "row", "row", "row", "done"], "it is reported once, and runs when it is free"
     assert "1 elsewhere" in summaries[0]
     assert records(tmp_path) == expected
     assert all(runner.read(path)["environment"]["threads"] == 1 for path in tmp_path.glob("*.json"))
@@ -73,14 +75,14 @@ def test_two_processes_one_of_them_killed_a_cell_that_fails_and_one_that_is_take
 
 
 def test_a_cell_whose_processes_keep_dying_fails_after_its_retries(tmp_path: Path) -> None:
-    with Local(tmp_path, 1, retries=1) as engine:
+    with LocalEngine(tmp_path, 1, retries=1) as engine:
         engine.submit(STL)
         events: list[Event] = []
         while not any(event.kind == "failed" for event in events):
             events += engine.collect(0)
             for pid in engine.pids.values():
                 os.kill(pid, signal.SIGKILL)
-    assert [event.kind for event in events] == ["again", "failed"]
+    assert [event.kind for event in events] == ["retry", "failed"]
     assert events[1].text == "its process ended by signal SIGKILL (tried 2 times)"
 
 
@@ -146,7 +148,7 @@ def test_ctrl_c_stops_workers_at_once_and_the_next_start_goes_on(
         _, error = process.communicate(timeout=30)
         assert time.monotonic() - began < 15
     assert process.returncode == 130
-    assert error.splitlines() == ["stopped; nothing that was finished is lost, and the same command goes on from there"]
+    assert error.splitlines() == ["stopped; finished cells have their records, and the same command resumes the others"]
     deadline = time.monotonic() + 5
     while left := group(process.pid):
         assert time.monotonic() < deadline, left
@@ -161,52 +163,52 @@ def test_ctrl_c_stops_workers_at_once_and_the_next_start_goes_on(
 
 def test_engines_refuse_no_jobs(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="jobs=0"):
-        Local(tmp_path, 0)
+        LocalEngine(tmp_path, 0)
 
 
-# ---- the board --------------------------------------------------------------------------------------------------
+# ---- the status --------------------------------------------------------------------------------------------------
 
 
 def test_the_time_that_is_left_is_judged_by_cells_that_have_ended() -> None:
     now = 0.0
-    standing = progress.Standing.of(CELLS, TASKS, jobs=1)
-    standing.clock = lambda: now
-    assert standing.remaining() is None
-    standing.take(Event(STL.name, "started"))
+    status = SweepStatus.of(CELLS, TASKS, jobs=1)
+    status.clock = lambda: now
+    assert status.remaining() is None
+    status.update(Event(STL.name, "started"))
     for position in range(3):
         now += 10
-        standing.take(Event(STL.name, "row", position, 1.0, "", 0.5, 10.0))
-    standing.take(Event(STL.name, "done"))
-    assert standing.remaining() == 60
-    standing.take(Event(BUDGET.name, "started"))
-    standing.take(Event(BUDGET.name, "row", 0, 1.0, "", 0.9, 10.0))
-    assert standing.remaining() == pytest.approx(50)
-    assert progress.summary(standing) == "1 of 3 cells done, 1 running, 1 waiting; about 50 s left"
-    standing.jobs = 2
-    assert standing.remaining() == pytest.approx(30), "no cell is divided"
-    assert not standing.take(Event(STL.name, "row", 2)), "it comes too late"
-    assert standing.take(Event(FINETUNE.name, "busy", text="another process runs it"))
-    assert not standing.take(Event(FINETUNE.name, "busy", text="another process runs it")), "once is enough"
-    assert progress.summary(standing) == "1 of 3 cells done, 1 running, 1 elsewhere; about 20 s left"
-    standing.take(Event(BUDGET.name, "started"))
-    assert standing.again == [f"{BUDGET.name}: its worker was lost"]
+        status.update(Event(STL.name, "row", position, 1.0, "", 0.5, 10.0))
+    status.update(Event(STL.name, "done"))
+    assert status.remaining() == 60
+    status.update(Event(BUDGET.name, "started"))
+    status.update(Event(BUDGET.name, "row", 0, 1.0, "", 0.9, 10.0))
+    assert status.remaining() == pytest.approx(50)
+    assert status.summary() == "1 of 3 cells done, 1 running, 1 waiting; about 50 s left"
+    status.jobs = 2
+    assert status.remaining() == pytest.approx(30), "no cell is divided"
+    assert not status.update(Event(STL.name, "row", 2)), "it comes too late"
+    assert status.update(Event(FINETUNE.name, "busy", text="another process runs it"))
+    assert not status.update(Event(FINETUNE.name, "busy", text="another process runs it")), "once is enough"
+    assert status.summary() == "1 of 3 cells done, 1 running, 1 elsewhere; about 20 s left"
+    status.update(Event(BUDGET.name, "started"))
+    assert status.retries == [f"{BUDGET.name}: its worker was lost"]
 
 
 def test_the_live_table_shows_what_runs_and_keeps_what_ended() -> None:
     from rich.console import Console
 
     console = Console(record=True, width=150, force_terminal=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    standing = progress.Standing.of(CELLS, TASKS, jobs=2)
-    with progress.Board(console) as shown:
+    status = SweepStatus.of(CELLS, TASKS, jobs=2)
+    with progress.LiveTable(console) as shown:
         for event in (
             Event(STL.name, "started"),
             Event(STL.name, "row", 0, 1.0, "first", 0.987, 3.0),
             Event(BUDGET.name, "started"),
             Event(BUDGET.name, "failed", text="DivergedError: [too] much"),
         ):
-            standing.take(event)
-            shown.watch(standing, event)
-        console.print(shown.table(standing))
+            status.update(event)
+            shown.observe(status, event)
+        console.print(shown.table(status))
     console.file.close()
     text = console.export_text()
     assert f"failed {BUDGET.name}: DivergedError: [too] much" in text

@@ -1,0 +1,264 @@
+"""Commands that run experiments: run one cell, sweep many, resume interrupted ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from halrp.cli.options import Data, Device, Jobs, Results
+from halrp.errors import SettingError
+
+if TYPE_CHECKING:
+    from halrp.lab.run.cell import Cell
+    from halrp.lab.run.engine import Engine
+    from halrp.lab.run.sweep import Prepared
+
+
+def run_cell(
+    preset: Annotated[
+        str | None,
+        typer.Argument(metavar="PRESET", help="a preset or a sweep's file to take the cell from", show_default=False),
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option("--method", "-m", help="see: halrp methods; or my_module:Mine", show_default=False),
+    ] = None,
+    stream: Annotated[
+        str | None, typer.Option("--stream", "-s", help="see: halrp streams; or my_module:load", show_default=False)
+    ] = None,
+    backbone: Annotated[
+        str | None,
+        typer.Option("--backbone", "-b", help="see: halrp backbones; or my_module:build", show_default=False),
+    ] = None,
+    order: Annotated[str | None, typer.Option(help="order of the tasks; default: A", show_default=False)] = None,
+    seed: Annotated[int | None, typer.Option(help="seed of the repeat; default: 0", show_default=False)] = None,
+    fraction: Annotated[
+        float | None, typer.Option(help="share of the training data; default: 1", show_default=False)
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="epochs per task", show_default=False)] = None,
+    tasks: Annotated[int | None, typer.Option(help="number of tasks; default: all", show_default=False)] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="a setting of the method", show_default=False)
+    ] = None,
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option("--recipe", metavar="KEY=VALUE", help="a setting of the training, such as lr", show_default=False),
+    ] = None,
+    data: Data = None,
+    results: Results = Path("results"),
+    device: Device = "cpu",
+    threads: Annotated[int, typer.Option(help="threads of torch; the last digits may depend on it")] = 1,
+    tensorboard: Annotated[
+        Path | None, typer.Option("--tensorboard", metavar="DIR", help="also write event files", show_default=False)
+    ] = None,
+) -> None:
+    """Run one cell: a method learns a stream, task after task.
+
+    The record, with the accuracy of every task after every task, is written to the results folder; a cell that has one
+    is not run again. After an interruption, the same command resumes after the last learned task.
+
+    Example: halrp run --method halrp-budget --stream digits --backbone digits-net --set growth_per_task=0.2
+
+    Example: halrp run cifar100-split --method ewc --set strength=100 --order B --fraction 0.05
+    """
+    from halrp.lab.run import console, runner, sweep
+
+    values: dict[str, Any] = {
+        "method": method,
+        "stream": stream,
+        "backbone": backbone,
+        "order": order,
+        "seed": seed,
+        "fraction": fraction,
+        "recipe.epochs": epochs,
+        "tasks": tasks,
+    }
+    values = {key: value for key, value in values.items() if value is not None}
+    values |= {f"settings.{k}": sweep.value_of(v) for k, v in sweep.pairs(settings or (), "--set").items()}
+    values |= {f"recipe.{k}": sweep.value_of(v) for k, v in sweep.pairs(recipe or (), "--recipe").items()}
+    cell = _choose_cell(preset, values)
+    console.check_device(device)
+    if threads < 1:
+        raise SettingError(f"--threads {threads} must be at least 1")
+    folder = sweep.check_folder(results)
+    if not (folder / f"{cell.name}.json").exists():
+        prepared = _prepare([cell], data)
+        cell = prepared.cells[0]
+    if (folder / f"{cell.name}.json").exists():
+        typer.echo(f"{cell.name}: already finished")
+    else:
+        console.run(cell, prepared.tasks[cell.name], folder, data, device, threads, tensorboard)
+    console.show(runner.read(folder / f"{cell.name}.json"), folder / f"{cell.name}.json")
+
+
+def _choose_cell(preset: str | None, values: Mapping[str, Any]) -> Cell:
+    """The cell with the values of the options, over those of a preset if one is named."""
+    from halrp.lab import registry
+    from halrp.lab.names import check_name
+    from halrp.lab.run import sweep
+
+    if preset is None:
+        missing = [f"--{name}" for name in ("method", "stream", "backbone") if name not in values]
+        if missing:
+            raise SettingError(f"a run needs {' and '.join(missing)}; or name a preset, see: halrp presets")
+        return sweep.expand({}, values, "the cell")[0]
+    name, document = sweep.read(preset)
+    known = list(dict.fromkeys(cell.method for cell in sweep.expand(document, name=name)))
+    if "method" not in values and len(known) > 1:
+        raise SettingError(f"{name} has several methods; choose one with --method: {', '.join(known)}")
+    chosen = values.get("method", known[0])
+    registry.method(chosen)
+    check_name(f"method of {name}", chosen, known)
+    others = {key: value for key, value in values.items() if key != "method"}
+    return sweep.expand(document, others, name, [chosen])[0]
+
+
+def _prepare(cells: list[Cell], data: Path | None, elsewhere: bool = False) -> Prepared:
+    """Check cells with the data at hand, and print notes about them."""
+    from halrp.cli.data import _needs_extra
+    from halrp.lab.run import sweep
+
+    with _needs_extra():
+        prepared = sweep.prepare(cells, data, elsewhere)
+    for note in prepared.notes:
+        typer.echo(f"note: {note}", err=True)
+    return prepared
+
+
+def run_sweep(
+    name: Annotated[str, typer.Argument(metavar="PRESET|FILE", help="see: halrp presets", show_default=False)],
+    wanted: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="further values of --only", show_default=False)
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--only", metavar="KEY=VALUE", help="run only cells with this value: method=ewc,l2", show_default=False
+        ),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="KEY=VALUE", help="change all cells: recipe.epochs=2", show_default=False),
+    ] = None,
+    jobs: Jobs = None,
+    results: Results = Path("results"),
+    data: Data = None,
+    device: Device = "cpu",
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="run on a Dask cluster: tcp://HOST:8786", show_default=False)
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="list the cells, and run nothing")] = False,
+) -> None:
+    """Run many cells: those of a preset, or of a TOML file of your own.
+
+    All cells are checked before the first one runs. Cells whose records are in the results folder are not run again,
+    and interrupted ones are resumed, so the way to continue a sweep is to start it again; sweeps that share the folder
+    share the cells. Records do not depend on the number of jobs or on where cells run. Exits with 1 if a cell failed,
+    and names it.
+
+    Example: halrp sweep cifar100-split-5 --jobs 4 --only method=ewc,l2 order=A
+
+    Example: halrp sweep mine.toml --with fraction=0.05 --with recipe.epochs=2 --dry-run
+
+    For the format of the file, print a preset: halrp presets NAME
+    """
+    from halrp.lab.run import console, sweep
+
+    title, document = sweep.read(name)
+    values = {key: sweep.value_of(value) for key, value in sweep.pairs(changes or (), "--with").items()}
+    filters = sweep.pairs([*(only or ()), *(wanted or ())], "--only")
+    # Methods first: the changes of --with need not be settings of the others.
+    by_method = {key: value for key, value in filters.items() if key == "method"}
+    chosen = {cell.method for cell in sweep.only(sweep.expand(document, name=title), by_method)}
+    cells = sweep.only(sweep.expand(document, values, title, chosen), filters)
+    console.check_device(device)
+    folder = sweep.check_folder(results)
+    prepared = _prepare(cells, data, elsewhere=dry_run or scheduler is not None)
+    if dry_run:
+        finished = [cell for cell in prepared.cells if (folder / f"{cell.name}.json").exists()]
+        for cell in prepared.cells:
+            typer.echo(f"{'done' if cell in finished else 'to run':<7} {cell.name}")
+        typer.echo(f"{len(prepared.cells)} cells, {len(prepared.cells) - len(finished)} to run")
+        return
+    _run(prepared, folder, jobs, data, device, scheduler)
+
+
+def resume(
+    results: Results = Path("results"),
+    jobs: Jobs = None,
+    data: Data = None,
+    device: Device = "cpu",
+) -> None:
+    """Resume every interrupted cell of a results folder; records are those of uninterrupted runs.
+
+    A cell that was interrupted in its first task has no state to resume from: start its sweep again.
+
+    Example: halrp resume --results results --jobs 4
+    """
+    from halrp.lab.run import console, sweep
+
+    console.check_device(device)
+    if not results.is_dir():
+        raise SettingError(f"there is no results folder {results}; choose one with --results")
+    cells, unreadable = sweep.unfinished(sweep.check_folder(results))
+    for file, reason in unreadable.items():
+        typer.echo(f"halrp: {file} cannot be resumed ({reason}); delete it and start its sweep again", err=True)
+    if not cells and not unreadable:
+        typer.echo(f"nothing is unfinished in {results}")
+    if cells:
+        _run(_prepare(cells, data), results, jobs, data, device, None)
+    if unreadable:
+        raise typer.Exit(1)
+
+
+def _run(
+    prepared: Prepared, folder: Path, jobs: int | None, data: Path | None, device: str, scheduler: str | None
+) -> None:
+    """Run cells and exit with 1 if one failed."""
+    from rich.console import Console
+
+    from halrp.lab.run import progress, sweep
+    from halrp.store import atomic
+
+    if jobs is not None and jobs < 1:
+        raise SettingError(f"--jobs {jobs} must be at least 1")
+    engine, jobs = _engine(len(prepared.cells), folder, jobs, data, device, scheduler)
+    console = Console()
+    with engine:
+        atomic.make_folder(folder)
+        try:
+            if console.is_terminal:
+                with progress.LiveTable(console) as table:
+                    status = sweep.run_cells(prepared.cells, engine, folder, prepared.tasks, jobs, table.observe)
+            else:
+                log = progress.log_lines(typer.echo)
+                status = sweep.run_cells(prepared.cells, engine, folder, prepared.tasks, jobs, log)
+        except KeyboardInterrupt:
+            typer.echo("stopped; finished cells have their records, and the same command resumes the others", err=True)
+            raise
+    typer.echo(f"{status.summary()}. Records: {folder}")
+    for name, reason in status.failed.items():
+        typer.echo(f"halrp: {name} failed: {reason}", err=True)
+    if status.failed:
+        raise typer.Exit(1)
+
+
+def _engine(
+    cells: int, folder: Path, jobs: int | None, data: Path | None, device: str, scheduler: str | None
+) -> tuple[Engine, int]:
+    """The engine of a sweep, and the number of cells that it runs at once."""
+    if scheduler is None:
+        from halrp.lab.run import local_engine
+
+        jobs = min(jobs or local_engine.cores(), cells)
+        return local_engine.LocalEngine(folder, jobs, data=data, device=device), jobs
+    from halrp.lab.run.dask_engine import DaskEngine
+
+    engine = DaskEngine(scheduler, folder, jobs=jobs, data=data, device=device)
+    return engine, jobs or engine.workers
+
+
+COMMANDS: dict[str, Callable[..., None]] = {"run": run_cell, "sweep": run_sweep, "resume": resume}

@@ -1,0 +1,202 @@
+"""Commands about models and stores: explain, inspect, verify and export.
+
+A store never holds code, so a command that needs a model takes a reference to a function that builds it,
+"package.module:callable".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from halrp.cli.screen import print_table
+from halrp.errors import SettingError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from halrp.model.codec import Precision
+
+Model: TypeAlias = Annotated[
+    str, typer.Argument(metavar="MODEL", help="package.module:callable that returns an nn.Module", show_default=False)
+]
+ModelOption: TypeAlias = Annotated[str, typer.Option("--model", help="package.module:callable, the model of the store")]
+Folder: TypeAlias = Annotated[
+    Path, typer.Argument(metavar="STORE", help="the folder of a saved learner", show_default=False)
+]
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
+
+
+class Batch(StrEnum):
+    """The batch size of an exported model."""
+
+    dynamic = "dynamic"
+    fixed = "fixed"
+
+
+class StoredPrecision(StrEnum):
+    """The precision in which a task is stored."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    int8 = "int8"
+
+
+def explain_model(
+    model: Model,
+    head: Annotated[str | None, typer.Option(help="the classifier layer, if it is not the last one")] = None,
+    precision: Annotated[
+        StoredPrecision, typer.Option(help="the precision in which tasks are stored")
+    ] = StoredPrecision.float32,
+    as_json: Json = False,
+) -> None:
+    """Show which parameters of a model would be adapted, owned, shared or refused, why, and what they cost.
+
+    The last lines give the smallest budget that a task can have. Exits with 1 if the model is refused.
+
+    Example: halrp explain my_models:resnet --head fc
+    """
+    from halrp.tools.explain import explain
+
+    stored: Precision = precision.value
+    explanation = explain(load_model(model), head, stored)
+    typer.echo(json.dumps(explanation.to_json(), indent=1) if as_json else str(explanation))
+    if explanation.refused:
+        raise typer.Exit(1)
+
+
+def inspect_store(store: Folder, as_json: Json = False) -> None:
+    """Show the tasks of a store: classes, ranks, view, precision, bytes, and the loss that the ranks recover.
+
+    "Recovered" is a share of the predicted loss of a task without any ranks. No model is needed.
+
+    Example: halrp inspect store/
+    """
+    from halrp.tools.inspect import summary
+
+    content = summary(store)
+    if as_json:
+        typer.echo(json.dumps(content, indent=1))
+        return
+    titles = ("task", "classes", "view", "precision", "bytes", "recovered", "ranks")
+    print_table(titles, map(_row, content["tasks"]), right=("classes", "bytes", "recovered"), wrap=("task", "ranks"))
+    separate, total = content["separate_bytes"], content["bytes"]
+    typer.echo(f"\nBase {content['fingerprint']}, head {content['head']!r}, written by halrp {content['version']}.")
+    typer.echo(f"Base {content['base_bytes']:,} bytes, with {len(content['tasks'])} tasks {total:,} bytes.")
+    if content["tasks"]:
+        typer.echo(f"As separate networks, one per task: {separate:,} bytes, {separate / total:.1f} times as many.")
+
+
+def _row(task: Mapping[str, Any]) -> tuple[str, ...]:
+    share = f"{task['recovered_loss'] / task['predicted_loss']:.1%}" if task["predicted_loss"] > 0 else ""
+    ranks = [f"{weight} {rank}" for weight, rank in task["ranks"].items()]
+    ranks += [f"{weight} dense" for weight in task["dense"]]
+    text = "the base itself" if task["base"] else ", ".join(ranks)
+    return task["name"], str(task["classes"]), task["view"], task["precision"], f"{task['bytes']:,}", share, text
+
+
+def verify_store(
+    store: Folder,
+    model: Annotated[str | None, typer.Option(help="package.module:callable; also compare shapes with it")] = None,
+) -> None:
+    """Read every file of a store and check that it is what was committed.
+
+    Checks checksums, the manifest, that each file can be parsed, NaN, and that tasks belong to the base. Files that no
+    commit names are listed; they are harmless and do not count as a problem. Nothing is changed.
+
+    Example: halrp verify store/ --model my_models:resnet
+    """
+    from halrp.tools.verify import verify
+
+    findings = verify(store, None if model is None else load_model(model))
+    for finding in findings:
+        typer.echo(f"{finding.status:<10}  {finding.file}: {finding.note}")
+    bad = sum(finding.status == "bad" for finding in findings)
+    typer.echo(f"{bad} of {len(findings)} files are bad" if bad else f"all good: {len(findings)} files")
+    if bad:
+        raise typer.Exit(1)
+
+
+def export_task(
+    store: Folder,
+    task: Annotated[str, typer.Argument(metavar="TASK", help="the name of a task", show_default=False)],
+    output: Annotated[Path, typer.Option("-o", "--output", help="model.onnx or model.pt2", show_default=False)],
+    model: ModelOption,
+    shape: Annotated[str, typer.Option("--input", help="shape of the inputs, rows first: 1,3,32,32")],
+    tokens: Annotated[int | None, typer.Option(help="inputs are integers below this number, such as token ids")] = None,
+    batch: Annotated[Batch, typer.Option(help="accept any number of rows, or only that of --input")] = Batch.dynamic,
+    force: Annotated[bool, typer.Option("--force", help="replace the output if it exists")] = False,
+) -> None:
+    """Export a task as a plain model with merged weights, for ONNX runtimes or for torch.export.load.
+
+    The file is run and compared with the library's predictions before it is written.
+
+    Example: halrp export store/ birds -o birds.onnx --model my_models:resnet --input 1,3,32,32
+    """
+    from halrp.learner import Learner
+    from halrp.tools import export
+
+    export.refuse_path(output, force)
+    sizes = parse_shape(shape)
+    learner = Learner.load(store, load_model(model))
+    module = learner.export(task)
+    written = export.write(
+        module,
+        lambda x: learner.predict(x, task),
+        random_input(sizes, tokens, next(module.parameters()).dtype),
+        output,
+        dynamic=batch is Batch.dynamic,
+        force=force,
+    )
+    rows = ", ".join(map(str, written.rows))
+    typer.echo(f"wrote {output}: {written.bytes:,} bytes")
+    typer.echo(f"largest difference from predict, on batches of {rows} rows: {written.difference:.1e}")
+
+
+def load_model(reference: str) -> nn.Module:
+    """Import "package.module:callable" with the current folder on the path, and call it."""
+    from torch import nn
+
+    from halrp.tools.importing import import_object
+
+    value = import_object("model", reference)
+    model = value if isinstance(value, nn.Module) else value() if callable(value) else value
+    if not isinstance(model, nn.Module):
+        raise SettingError(f"the model {reference!r} gives a {type(model).__name__}; it must return an nn.Module")
+    return model
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """Parse "1,3,32,32"."""
+    sizes = tuple(int(part) for part in text.split(",") if part.strip().isdecimal())
+    if len(sizes) != text.count(",") + 1 or min(sizes) < 1:
+        raise SettingError(f"--input {text} is not a shape: give whole numbers above 0, rows first, such as 1,3,32,32")
+    return sizes
+
+
+def random_input(sizes: tuple[int, ...], tokens: int | None, dtype: torch.dtype) -> Tensor:
+    """An input on which logits are compared, the same every time."""
+    import torch
+
+    from halrp.seeding import generator
+
+    source = generator("export", sizes)
+    if tokens is None:
+        return torch.randn(sizes, generator=source).to(dtype)
+    if tokens < 1:
+        raise SettingError(f"--tokens {tokens} must be at least 1")
+    return torch.randint(tokens, sizes, generator=source)
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "explain": explain_model,
+    "inspect": inspect_store,
+    "verify": verify_store,
+    "export": export_task,
+}
