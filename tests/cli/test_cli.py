@@ -82,7 +82,7 @@ def store(saved: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _own_path() -> Iterator[None]:
+def _restored_path() -> Iterator[None]:
     """The command puts the current folder on the path; take it off again."""
     before = list(sys.path)
     yield
@@ -105,17 +105,17 @@ def test_version() -> None:
 
 
 def test_explain_prints_the_table_or_json() -> None:
-    found = ran("explain", MODEL)
-    assert found.code == 0
-    assert "Smallest budget of a task" in found.out
+    result = ran("explain", MODEL)
+    assert result.code == 0
+    assert "Smallest budget of a task" in result.out
     facts = json.loads(ran("explain", MODEL, "--json", "--head", "hidden", "--precision", "int8").out)
     assert (facts["head"], facts["precision"]) == ("hidden", "int8")
 
 
 def test_explain_exits_with_one_for_a_refused_model() -> None:
-    found = ran("explain", "tests.cli.test_cli:build_nothing")
-    assert found.code == 1
-    assert "no adaptable layer" in found.out
+    result = ran("explain", "tests.cli.test_cli:build_nothing")
+    assert result.code == 1
+    assert "no adaptable layer" in result.out
 
 
 def test_a_model_is_imported_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,10 +135,10 @@ def test_a_model_is_imported_from_the_current_folder(tmp_path: Path, monkeypatch
     ],
 )
 def test_a_model_that_cannot_be_built_is_one_line_and_exit_code_two(model: str, message: str) -> None:
-    found = ran("explain", model)
-    assert (found.code, found.out) == (2, "")
-    assert message in found.error
-    assert found.error.count("\n") == 1
+    result = ran("explain", model)
+    assert (result.code, result.out) == (2, "")
+    assert message in result.error
+    assert result.error.count("\n") == 1
 
 
 def test_a_model_whose_own_imports_fail_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,14 +168,14 @@ def test_inspect_json_tells_of_every_task_in_order(learner: Learner, saved: Path
 
 
 def test_inspect_prints_a_line_for_every_task(learner: Learner, saved: Path) -> None:
-    found = ran("inspect", saved)
-    assert found.code == 0
+    result = ran("inspect", saved)
+    assert result.code == 0
     delta = learner.tasks["second task"]
-    line = next(line for line in found.out.splitlines() if line.startswith("second task"))
+    line = next(line for line in result.out.splitlines() if line.startswith("second task"))
     for word in ("4", delta.view, "int8", f"{delta.bytes:,}", *(f"{n} {rank}" for n, rank in delta.ranks.items())):
         assert word in line
-    assert "the base itself" in found.out
-    assert delta.base in found.out
+    assert "the base itself" in result.out
+    assert delta.base in result.out
 
 
 # ---- verify -----------------------------------------------------------------------------------------------------
@@ -183,11 +183,11 @@ def test_inspect_prints_a_line_for_every_task(learner: Learner, saved: Path) -> 
 
 @pytest.mark.parametrize("arguments", [(), ("--model", MODEL)])
 def test_verify_reads_every_file_of_a_good_store(saved: Path, arguments: tuple[str, ...]) -> None:
-    found = ran("verify", saved, *arguments)
-    assert found.code == 0
-    lines = found.out.splitlines()
+    result = ran("verify", saved, *arguments)
+    assert result.code == 0
+    lines = result.out.splitlines()
     assert [line.split()[0] for line in lines] == ["good"] * 5 + ["all"]
-    assert found.out.count("fits the model") == (4 if arguments else 0)
+    assert result.out.count("fits the model") == (4 if arguments else 0)
 
 
 def files_of(store: Path) -> dict[str, Path]:
@@ -206,13 +206,13 @@ def flip(path: Path) -> None:
 def test_verify_names_the_damaged_file_and_reads_the_others(store: Path, victim: str) -> None:
     path = files_of(store)[victim]
     flip(path)
-    found = ran("verify", store)
-    assert found.code == 1
-    bad = [line for line in found.out.splitlines() if line.startswith("bad")]
+    result = ran("verify", store)
+    assert result.code == 1
+    bad = [line for line in result.out.splitlines() if line.startswith("bad")]
     assert len(bad) == 1
     assert path.name in bad[0]
     assert "changed or cut" in bad[0]
-    assert sum(line.startswith("good") for line in found.out.splitlines()) == 4
+    assert sum(line.startswith("good") for line in result.out.splitlines()) == 4
 
 
 def test_verify_finds_all_of_several_problems(store: Path) -> None:
@@ -220,13 +220,13 @@ def test_verify_finds_all_of_several_problems(store: Path) -> None:
     flip(paths["base"])
     paths["first"].unlink()
     paths["third"].write_bytes(b"")
-    found = ran("verify", store, "--model", MODEL)
-    assert found.code == 1
+    result = ran("verify", store, "--model", MODEL)
+    assert result.code == 1
     for name in ("base", "first", "third"):
-        assert f"bad         {paths[name].relative_to(store).as_posix()}" in found.out
-    assert f"good        {paths['second task'].relative_to(store).as_posix()}" in found.out
-    assert "the base cannot be used" in found.out
-    assert "3 of 5 files are bad" in found.out
+        assert f"bad         {paths[name].relative_to(store).as_posix()}" in result.out
+    assert f"good        {paths['second task'].relative_to(store).as_posix()}" in result.out
+    assert "the base cannot be used" in result.out
+    assert "3 of 5 files are bad" in result.out
 
 
 @pytest.mark.parametrize("way", ["cut", "missing"])
@@ -237,11 +237,11 @@ def test_verify_checks_files_by_their_names_when_the_manifest_is_lost(store: Pat
         paths["manifest"].write_bytes(paths["manifest"].read_bytes()[:-20])
     else:
         paths["manifest"].unlink()
-    found = ran("verify", store)
-    assert found.code == 1
-    assert "bad         manifest.json" in found.out
-    assert f"bad         {paths['second task'].relative_to(store).as_posix()}" in found.out
-    assert sum(line.startswith("good") for line in found.out.splitlines()) == 3
+    result = ran("verify", store)
+    assert result.code == 1
+    assert "bad         manifest.json" in result.out
+    assert f"bad         {paths['second task'].relative_to(store).as_posix()}" in result.out
+    assert sum(line.startswith("good") for line in result.out.splitlines()) == 3
 
 
 def recommit(store: Path, name: str, content: bytes) -> None:
@@ -277,41 +277,41 @@ def test_verify_finds_numbers_that_are_not_finite(learner: Learner, store: Path)
     bias[1] = torch.nan
     recommit(store, "second task", with_plain(learner, "fc.bias", bias))
     for arguments in ((), ("--model", MODEL)):
-        found = ran("verify", store, *arguments)
-        assert found.code == 1
-        assert "NaN or infinity in fc.bias" in found.out
+        result = ran("verify", store, *arguments)
+        assert result.code == 1
+        assert "NaN or infinity in fc.bias" in result.out
 
 
 def test_verify_asks_for_the_model_to_tell_a_placeholder_from_a_broken_weight(tmp_path: Path) -> None:
     Learner(build_placeholder(), base="given").save(tmp_path)
-    found = ran("verify", tmp_path)
-    assert found.code == 1
-    assert "NaN in placeholder; if it is a buffer and meant to, give the model" in found.out
+    result = ran("verify", tmp_path)
+    assert result.code == 1
+    assert "NaN in placeholder; if it is a buffer and meant to, give the model" in result.out
     assert ran("verify", tmp_path, "--model", "tests.cli.test_cli:build_placeholder").code == 0
 
 
 def test_verify_finds_shapes_that_do_not_fit_only_with_a_model(learner: Learner, store: Path) -> None:
     recommit(store, "second task", with_plain(learner, "fc.bias", torch.zeros(9)))
     assert ran("verify", store).code == 0
-    found = ran("verify", store, "--model", MODEL)
-    assert found.code == 1
-    assert "fc.bias has shape (9,), expected (4,)" in found.out
+    result = ran("verify", store, "--model", MODEL)
+    assert result.code == 1
+    assert "fc.bias has shape (9,), expected (4,)" in result.out
 
 
 def test_verify_finds_a_task_of_another_base_and_a_task_under_another_name(learner: Learner, store: Path) -> None:
     other = Learner(net("conv", 1), base="given", recipe=FAST, method=Halrp.budget(8_000))
     recommit(store, "second task", other.learn("second task", tiny_task("conv", 1)).to_bytes())
     recommit(store, "third", learner.tasks["first"].to_bytes())
-    found = ran("verify", store)
-    assert found.code == 1
-    assert "it belongs to a base" in found.out
-    assert "it holds the task 'first', not 'third'" in found.out
+    result = ran("verify", store)
+    assert result.code == 1
+    assert "it belongs to a base" in result.out
+    assert "it holds the task 'first', not 'third'" in result.out
 
 
 def test_verify_finds_a_model_that_does_not_fit(saved: Path) -> None:
-    found = ran("verify", saved, "--model", "tests.cli.test_cli:build_other")
-    assert found.code == 1
-    assert "does not fit the model" in found.out
+    result = ran("verify", saved, "--model", "tests.cli.test_cli:build_other")
+    assert result.code == 1
+    assert "does not fit the model" in result.out
 
 
 def test_verify_lists_what_no_commit_names_without_calling_it_a_problem(store: Path) -> None:
@@ -319,10 +319,10 @@ def test_verify_lists_what_no_commit_names_without_calling_it_a_problem(store: P
     (store / "work" / "birds-00").mkdir(parents=True)
     (store / "work" / "birds-00" / "warm-up.safetensors").write_bytes(b"state")
     (store / "lock").touch()
-    found = ran("verify", store)
-    assert found.code == 0
-    assert "orphan      tasks/.half-written.part" in found.out
-    assert "unfinished  work/birds-00/warm-up.safetensors" in found.out
+    result = ran("verify", store)
+    assert result.code == 0
+    assert "orphan      tasks/.half-written.part" in result.out
+    assert "unfinished  work/birds-00/warm-up.safetensors" in result.out
 
 
 def test_verify_changes_nothing(store: Path) -> None:
@@ -343,9 +343,9 @@ def example(rows: int) -> Tensor:
 
 def test_export_to_onnx_takes_any_number_of_rows(learner: Learner, saved: Path, tmp_path: Path) -> None:
     path = tmp_path / "second.onnx"
-    found = ran("export", saved, "second task", "-o", path, "--model", MODEL, "--input", SHAPE)
-    assert found.code == 0
-    assert "largest difference from predict" in found.out
+    result = ran("export", saved, "second task", "-o", path, "--model", MODEL, "--input", SHAPE)
+    assert result.code == 0
+    assert "largest difference from predict" in result.out
     session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
     x = example(5)
     logits = session.run(["logits"], {session.get_inputs()[0].name: x.numpy()})[0]
@@ -410,11 +410,11 @@ def test_export_refuses_with_one_line_and_writes_nothing(
     monkeypatch.chdir(tmp_path)
     given = {"store": str(saved), "task": "third", "-o": "model.pt2", "--model": MODEL, "--input": SHAPE} | arguments
     options = [text for name in ("-o", "--model", "--input") for text in (name, given[name])]
-    found = ran("export", given["store"], given["task"], *options)
-    assert found.code == 2
-    assert any(part in found.error for part in message.split("|"))
-    assert found.error.startswith("halrp: ")
-    assert found.error.count("\n") == 1
+    result = ran("export", given["store"], given["task"], *options)
+    assert result.code == 2
+    assert any(part in result.error for part in message.split("|"))
+    assert result.error.startswith("halrp: ")
+    assert result.error.count("\n") == 1
     assert os.listdir(tmp_path) == []
 
 
@@ -427,9 +427,9 @@ def test_a_file_that_computes_something_else_is_not_written(tmp_path: Path) -> N
 
 def test_onnx_without_its_libraries_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "_NEEDED", ("onnx", "no_such_library"))
-    found = ran("export", "store", "a", "-o", tmp_path / "m.onnx", "--model", MODEL, "--input", "1,2")
-    assert found.code == 2
-    assert "ONNX needs no_such_library; run: pip install 'halrp[onnx]'" in found.error
+    result = ran("export", "store", "a", "-o", tmp_path / "m.onnx", "--model", MODEL, "--input", "1,2")
+    assert result.code == 2
+    assert "ONNX needs no_such_library; run: pip install 'halrp[onnx]'" in result.error
 
 
 # ---- the command itself -----------------------------------------------------------------------------------------
@@ -452,6 +452,25 @@ def test_without_typer_the_command_says_how_to_install_it(
         cli.main()
     assert stopped.value.code == 1
     assert capsys.readouterr().err == "halrp: the command needs typer; run: pip install 'halrp[lab]'\n"
+
+
+HEAVY = ["torch", "numpy", "pandas", "altair", "matplotlib", "plotly", "sklearn", "scipy"]
+
+
+def imported(*arguments: str) -> set[str]:
+    """The heavy packages, and the modules of the laboratory, that a run of the command imports."""
+    command = [sys.executable, "-X", "importtime", "-m", "halrp", *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    names = [line.rpartition("|")[2].strip() for line in run.stderr.splitlines() if line.startswith("import time:")]
+    return {name for name in names if name in HEAVY or name.startswith("halrp.lab.")}
+
+
+def test_the_version_is_printed_without_torch_and_without_the_laboratory() -> None:
+    assert imported("--version") == {"halrp.lab.names"}
+
+
+def test_a_model_is_explained_without_the_laboratory() -> None:
+    assert imported("explain", MODEL) - {"numpy"} == {"torch", "halrp.lab.names"}
 
 
 def test_python_dash_m_runs_the_command(saved: Path) -> None:

@@ -38,18 +38,18 @@ def test_every_command_teaches_by_example(command: str) -> None:
 
 def test_run_prints_a_line_for_each_task_and_a_table_and_writes_the_record(tmp_path: Path) -> None:
     given = ("run", "--method", "ewc", "--set", "strength=10", "--recipe", "lr=0.01", *DIGITS, "--results", "out")
-    found = ran(*given, "--tensorboard", "events")
-    assert found.code == 0, found.error
+    result = ran(*given, "--tensorboard", "events")
+    assert result.code == 0, result.error
     [path] = (tmp_path / "out").glob("*.json")
     record = runner.read(path)
     assert record["cell"]["settings"] == {"strength": 10}
     assert record["cell"]["recipe"] == {"epochs": 1, "lr": 0.01}
     assert record["environment"]["threads"] == 1
     last = 100 * record["rows"][-1]["test"][1]
-    assert "task 1 of 2  0-4-upright: accuracy" in found.out
-    assert f"task 2 of 2  5-9-upright: accuracy {last:5.1f}%" in found.out
+    assert "task 1 of 2  0-4-upright: accuracy" in result.out
+    assert f"task 2 of 2  5-9-upright: accuracy {last:5.1f}%" in result.out
     for word in ("average accuracy", "backward transfer", "stored", path.stem):
-        assert word in found.out
+        assert word in result.out
     again = ran(*given)
     assert again.out.startswith(f"{path.stem}: already finished")
     assert again.code == 0
@@ -66,17 +66,17 @@ def scalars(folder: Path) -> dict[str, dict[int, float]]:
 
 def test_run_takes_a_cell_of_a_preset_or_file_and_changes_it(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(SWEEP.replace("[[cells]]", "[grid]\nseed = [3, 4]\n[[cells]]", 1))
-    found = ran("run", "mine.toml", "--method", "stl", "--tasks", 1, "--epochs", 1, "--fraction", 0.5)
-    assert found.code == 0, found.error
+    result = ran("run", "mine.toml", "--method", "stl", "--tasks", 1, "--epochs", 1, "--fraction", 0.5)
+    assert result.code == 0, result.error
     [path] = (tmp_path / "results").glob("*.json")
     expected = {"seed": 3, "fraction": 0.5, "tasks": 1, "recipe": {"epochs": 1, "batch": 32}}
     assert runner.read(path)["cell"] == {"method": "stl", "stream": "digits", "backbone": "digits-net"} | expected
 
 
 def test_joint_learning_tells_accuracies_at_the_end() -> None:
-    found = ran("run", "--method", "mtl", *DIGITS)
-    assert "task 1 of 2  0-4-upright: waits for the last task" in found.out
-    assert "none: tasks were learned together" in found.out
+    result = ran("run", "--method", "mtl", *DIGITS)
+    assert "task 1 of 2  0-4-upright: waits for the last task" in result.out
+    assert "none: tasks were learned together" in result.out
 
 
 @pytest.mark.parametrize(
@@ -119,11 +119,11 @@ def test_bad_configurations_are_one_line_exit_code_two_and_nothing_written(
     (tmp_path / "file").write_text("")
     (tmp_path / "good.toml").write_text(SWEEP)
     (tmp_path / "typo.toml").write_text('ordr = "A"\n' + SWEEP)
-    found = ran(*arguments)
-    assert found.code == 2
-    assert message in found.error
-    assert found.error.startswith("halrp: ")
-    assert found.error.count("\n") == 1
+    result = ran(*arguments)
+    assert result.code == 2
+    assert message in result.error
+    assert result.error.startswith("halrp: ")
+    assert result.error.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "good.toml", "typo.toml"]
 
 
@@ -144,12 +144,12 @@ def test_a_sweep_lists_runs_and_skips_cells_and_exits_with_one_if_one_failed(tmp
     assert f"done   {STL.name}" in chosen.out
     assert list(records(tmp_path / "results")) == [STL.name]
 
-    found = ran("sweep", "sweep.toml", "--jobs", 1)
-    assert found.code == 1
-    assert "3 of 4 cells done, 1 failed. Records: results" in found.out
-    assert f"halrp: {FAILING.name} failed: " in found.error
-    assert "the loss became" in found.error
-    assert f"start  {STL.name}" not in found.out, "it was there"
+    result = ran("sweep", "sweep.toml", "--jobs", 1)
+    assert result.code == 1
+    assert "3 of 4 cells done, 1 failed. Records: results" in result.out
+    assert f"halrp: {FAILING.name} failed: " in result.error
+    assert "the loss became" in result.error
+    assert f"start  {STL.name}" not in result.out, "it was there"
     assert records(tmp_path / "results") == alone(tmp_path / "alone")
 
 
@@ -157,10 +157,10 @@ def test_a_damaged_record_fails_its_cell_and_no_other(tmp_path: Path) -> None:
     (tmp_path / "sweep.toml").write_text(SWEEP)
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / f"{STL.name}.json").write_text("{")
-    found = ran("sweep", "sweep.toml", "--only", "method=stl,finetune")
-    assert found.code == 1
-    assert f"{STL.name} failed: " in found.error
-    assert "is not a record" in found.error
+    result = ran("sweep", "sweep.toml", "--only", "method=stl,finetune")
+    assert result.code == 1
+    assert f"{STL.name} failed: " in result.error
+    assert "is not a record" in result.error
     assert (tmp_path / "results" / f"{FINETUNE.name}.json").exists()
 
 
@@ -174,9 +174,9 @@ def test_an_interrupted_run_exits_with_130_and_resume_ends_it(tmp_path: Path, mo
     which = ("--method", "finetune", "--stream", "digits", "--backbone", "digits-net", "--tasks", 3)
     with monkeypatch.context() as patch:
         patch.setitem(registry.METHODS, "finetune", registry.MethodEntry(Interrupted, "stops"))
-        found = ran("run", *which, "--epochs", 2, "--recipe", "batch=32")
-    assert found.code == 130
-    assert "the same command resumes" in found.error
+        result = ran("run", *which, "--epochs", 2, "--recipe", "batch=32")
+    assert result.code == 130
+    assert "the same command resumes" in result.error
     (tmp_path / "results" / f"foreign{runner.UNFINISHED}").write_text("foreign")
     resumed = ran("resume")
     assert resumed.code == 1
@@ -198,9 +198,9 @@ def test_a_plain_name_on_part_of_the_data_runs_as_the_subset_and_says_so(
         return replace(load(name.removesuffix(streams.SUBSET), *rest), name="digits@subset")
 
     monkeypatch.setattr(streams, "load", partial)
-    found = ran("run", "--method", "stl", *DIGITS)
-    assert found.code == 0, found.error
-    assert "note: the data of 'digits' are incomplete: it runs, and is recorded, as 'digits@subset'" in found.error
+    result = ran("run", "--method", "stl", *DIGITS)
+    assert result.code == 0, result.error
+    assert "note: the data of 'digits' are incomplete: it runs, and is recorded, as 'digits@subset'" in result.error
     [path] = (tmp_path / "results").glob("*.json")
     assert runner.read(path)["cell"]["stream"] == "digits@subset"
     assert "already finished" in ran("run", "--method", "stl", *DIGITS).out
@@ -214,10 +214,10 @@ def test_methods_lists_all_and_shows_the_settings_of_one() -> None:
     for name, entry in registry.METHODS.items():
         assert name in text
         assert entry.description in text
-    one = ran("methods", "ewc").out
-    assert "strength" in one
-    assert "100000.0" in one
-    assert "Fisher" in one
+    shown = ran("methods", "ewc").out
+    assert "strength" in shown
+    assert "100000.0" in shown
+    assert "Fisher" in shown
     assert "growth_per_task" in ran("methods", "halrp-budget").out
 
 

@@ -135,9 +135,9 @@ def test_norms_use_the_statistics_of_the_released_models_unless_told(name: str) 
         (meta(name, statistics="running"), "running"),
         (meta(name, statistics="batch"), "batch"),
     ):
-        found = norms(model)
-        assert {norm.track_running_stats for norm in found} == {statistics == "running"}
-        assert {norm.running_mean is None for norm in found} == {statistics == "batch"}
+        result = norms(model)
+        assert {norm.track_running_stats for norm in result} == {statistics == "running"}
+        assert {norm.running_mean is None for norm in result} == {statistics == "batch"}
 
 
 @pytest.mark.parametrize("name", NORMED)
@@ -187,8 +187,8 @@ def test_the_shape_of_an_image_is_put_into_the_backbones_own_settings(
     name: str, shape: tuple[int, ...], settings: dict[str, Any]
 ) -> None:
     fitted = build(name, shape=list(shape))
-    told = meta(name, **settings).state_dict()
-    assert {k: v.shape for k, v in fitted.state_dict().items()} == {k: v.shape for k, v in told.items()}
+    expected = meta(name, **settings).state_dict()
+    assert {k: v.shape for k, v in fitted.state_dict().items()} == {k: v.shape for k, v in expected.items()}
     assert fitted(torch.zeros(2, *shape)).shape == (2, 10)
 
 

@@ -20,6 +20,7 @@ from halrp.lab.run import dask_engine, runner, sweep
 from halrp.lab.run.engine import Event
 from halrp.lab.run.status import SweepStatus
 from halrp.store import atomic
+from tests.lab.plugin_module import MODULE
 from tests.lab.run.tiny_cells import BUDGET, FAILING, STL, alone, cell, records
 
 ADDRESS = "tcp://127.0.0.1"
@@ -50,8 +51,8 @@ def process(folder: Path, name: str, *arguments: str) -> Iterator[subprocess.Pop
 @contextmanager
 def workers(folder: Path, *names: str) -> Iterator[tuple[str, dict[str, subprocess.Popen[bytes]]]]:
     """A scheduler's address and worker processes by name."""
-    place = folder / "scheduler.json"
-    common = ("--scheduler-file", str(place), "--no-dashboard")
+    scheduler_file = folder / "scheduler.json"
+    common = ("--scheduler-file", str(scheduler_file), "--no-dashboard")
     with ExitStack() as stack:
         started = {
             name: stack.enter_context(
@@ -64,15 +65,15 @@ def workers(folder: Path, *names: str) -> Iterator[tuple[str, dict[str, subproce
         listen = ("--host=127.0.0.1", "--port=0")
         stack.enter_context(process(folder, "scheduler", "distributed.cli.dask_scheduler", *listen, *common))
         deadline = time.monotonic() + 60
-        while not place.exists() or not place.read_text().strip():
+        while not scheduler_file.exists() or not scheduler_file.read_text().strip():
             assert time.monotonic() < deadline, (folder / "scheduler.log").read_text()
             time.sleep(0.05)
-        yield json.loads(place.read_text())["address"], started
+        yield json.loads(scheduler_file.read_text())["address"], started
 
 
 def test_a_killed_worker_loses_nothing_and_records_are_those_of_a_local_run(tmp_path: Path) -> None:
-    out, place = tmp_path / "out", tmp_path / "dask"
-    place.mkdir()
+    out, dask_folder = tmp_path / "out", tmp_path / "dask"
+    dask_folder.mkdir()
     killed: list[str] = []
     taken: list[str] = []
     cells = [BUDGET, STL, FAILING]
@@ -80,7 +81,7 @@ def test_a_killed_worker_loses_nothing_and_records_are_those_of_a_local_run(tmp_
     another.enter_context(atomic.locked(runner.RunState(out, STL).work))
     with (
         another,
-        workers(place, "one", "two") as (address, processes),
+        workers(dask_folder, "one", "two") as (address, processes),
         dask_engine.DaskEngine(address, out, wait=60) as engine,
     ):
 
@@ -124,9 +125,28 @@ def test_a_killed_worker_loses_nothing_and_records_are_those_of_a_local_run(tmp_
 
             assert sweep.run_cells([STL], other, far, {}, 1, impatient).counts == {"done": 1}
     assert [path.name for path in far.iterdir()] == [f"{STL.name}.json"]
-    assert not list((place / "cache").rglob("*.json")), "no record stays in a worker's cache"
+    assert not list((dask_folder / "cache").rglob("*.json")), "no record stays in a worker's cache"
     assert records(out) == alone(tmp_path / "alone", [BUDGET, STL])
     assert records(far) == alone(tmp_path / "alone", [STL])
+
+
+def test_workers_import_a_users_method_and_a_module_that_they_lack_fails_its_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dask_folder, client_folder = tmp_path / "dask", tmp_path / "client"
+    for folder in (dask_folder, client_folder):
+        folder.mkdir()
+        (folder / "experiments_of_dask.py").write_text(MODULE)
+    (client_folder / "experiments_of_client.py").write_text(MODULE)
+    monkeypatch.chdir(client_folder)
+    monkeypatch.setattr(sys, "path", [str(client_folder), *sys.path])
+    mine, absent = cell("experiments_of_dask:Mine"), cell("experiments_of_client:Mine")
+    with workers(dask_folder, "one") as (address, _), dask_engine.DaskEngine(address, tmp_path / "out") as engine:
+        status = sweep.run_cells([mine, absent], engine, tmp_path / "out", {}, 1, lambda *_: None)
+    assert status.counts == {"done": 1, "failed": 1}
+    assert "no module named 'experiments_of_client'" in status.failed[absent.name]
+    assert status.retries == [], "another attempt would fail, too"
+    assert [path.stem for path in (tmp_path / "out").glob("*.json")] == [mine.name]
 
 
 def test_a_scheduler_that_does_not_answer_is_named(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_two_processes_one_of_them_killed_a_cell_that_fails_and_one_that_is_take
             summaries.append(status.summary())
             another.close()
         if event.kind == "started" and not killed and event.cell == BUDGET.name:
-            deadline = time.monotonic() + 60  # it is killed as soon as there is a state to go on from
+            deadline = time.monotonic() + 60  # it is killed as soon as there is a state to resume from
             while not (tmp_path / f"{event.cell}{runner.UNFINISHED}").exists() and time.monotonic() < deadline:
                 time.sleep(0.01)
             os.kill(engine.pids[event.cell], signal.SIGKILL)
@@ -111,14 +111,14 @@ def test_a_cell_interrupted_ten_times_ends_with_the_record_of_an_uninterrupted_o
                 assert not list(tmp_path.glob(".*.part")), "no temporary file is left"
             runner.execute(cell, tmp_path)
     assert times >= 8, "the moments lie within the runs"
-    found = records(tmp_path)
-    assert found == {name: expected[name] for name in found}
-    assert len(found) == 2
+    result = records(tmp_path)
+    assert result == {name: expected[name] for name in result}
+    assert len(result) == 2
 
 
 def group(leader: int) -> list[str]:
     """Processes of a group that still run."""
-    found = []
+    running = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             text = path.read_text()
@@ -126,8 +126,8 @@ def group(leader: int) -> list[str]:
             continue
         state, _, number = text.rpartition(")")[2].split()[:3]
         if int(number) == leader and state != "Z":
-            found.append(text)
-    return found
+            running.append(text)
+    return running
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the list of processes from /proc")

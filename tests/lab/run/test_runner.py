@@ -41,10 +41,10 @@ def test_what_a_run_holds_does_not_grow_with_the_pictures_of_its_tasks(monkeypat
     make = streams.Stream.__getitem__
 
     def noted(stream: streams.Stream, position: int | slice) -> Any:
-        found: Any = make(stream, position)
+        result: Any = make(stream, position)
         if isinstance(position, int):
-            made.extend(weakref.ref(split.x) for split in (found.train, found.val, found.test))
-        return found
+            made.extend(weakref.ref(split.x) for split in (result.train, result.val, result.test))
+        return result
 
     monkeypatch.setattr(streams.Stream, "__getitem__", noted)
     monkeypatch.setattr(runner.CachedAccuracy, "ROWS", 4)
@@ -86,12 +86,12 @@ def test_a_run_that_is_interrupted_again_and_again_ends_with_the_record_of_one_t
     while True:
         events += 1
         try:
-            found = runner.execute(cell, tmp_path / "cut", progress=interrupt(1))
+            result = runner.execute(cell, tmp_path / "cut", progress=interrupt(1))
             break
         except KeyboardInterrupt:
             assert events < 40, "it makes no progress"
     assert events > 3
-    assert runner.without_times(found) == runner.without_times(whole)
+    assert runner.without_times(result) == runner.without_times(whole)
     assert [path.name for path in (tmp_path / "cut").iterdir()] == [f"{cell.name}.json"], "nothing else is left"
 
 
@@ -124,10 +124,10 @@ def test_a_state_that_is_damaged_or_of_another_cell_is_not_used(tmp_path: Path) 
 
 def test_a_record_says_where_it_was_made_and_can_be_read_back(tmp_path: Path) -> None:
     cell = Cell("be", "digits", "digits-net", **(SHORT | {"tasks": 1}))
-    found = runner.execute(cell, tmp_path)
-    assert runner.read(tmp_path / f"{cell.name}.json") == json.loads(json.dumps(found))
-    assert {"halrp", "torch", "numpy", "python", "threads", "commit"} <= found["environment"].keys()
-    assert found["cell"] == cell.canonical()
+    result = runner.execute(cell, tmp_path)
+    assert runner.read(tmp_path / f"{cell.name}.json") == json.loads(json.dumps(result))
+    assert {"halrp", "torch", "numpy", "python", "threads", "commit"} <= result["environment"].keys()
+    assert result["cell"] == cell.canonical()
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"cell": {"method": "be"}, "rows": []}', '{"cell": {}, "rows": [1]}'])
@@ -160,15 +160,15 @@ def test_the_demo_ends_with_a_table_of_all_four_methods_and_a_page(
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The tasks whose accuracy was measured on all rows, one entry for each part."""
-    found: list[int] = []
+    result: list[int] = []
     real = runner.accuracy
 
     def accuracy(method: Method, split: Split, task: int) -> float:
-        found.append(task)
+        result.append(task)
         return real(method, split, task)
 
     monkeypatch.setattr(runner, "accuracy", accuracy)
-    return found
+    return result
 
 
 def test_a_task_that_has_changed_is_measured_again(measured: list[int]) -> None:

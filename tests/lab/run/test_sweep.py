@@ -185,10 +185,10 @@ def test_values_are_read_as_typed() -> None:
 
 
 def test_cells_are_held_against_the_data_before_they_run() -> None:
-    found = sweep.prepare([BUDGET, cell("stl", tasks=None)])
-    assert [c.name for c in found.cells] == list(found.tasks)
-    assert list(found.tasks.values()) == [3, 10]
-    assert found.notes == []
+    result = sweep.prepare([BUDGET, cell("stl", tasks=None)])
+    assert [c.name for c in result.cells] == list(result.tasks)
+    assert list(result.tasks.values()) == [3, 10]
+    assert result.notes == []
     with pytest.raises(SettingError, match="no order of stream 'digits' is called 'Z'"):
         sweep.prepare([cell("stl", order="Z")])
     with pytest.raises(SettingError, match="tasks=11 of a cell: the stream 'digits' has 10"):
@@ -202,18 +202,18 @@ def test_cells_on_part_of_the_data_get_the_name_of_the_subset(monkeypatch: pytes
 
     whole = streams.load("digits")
     monkeypatch.setattr(streams, "load", lambda *_: dataclasses.replace(whole, name="digits@subset"))
-    found = sweep.prepare([BUDGET])
-    assert [c.stream for c in found.cells] == ["digits@subset"]
-    assert found.notes == ["the data of 'digits' are incomplete: it runs, and is recorded, as 'digits@subset'"]
+    result = sweep.prepare([BUDGET])
+    assert [c.stream for c in result.cells] == ["digits@subset"]
+    assert result.notes == ["the data of 'digits' are incomplete: it runs, and is recorded, as 'digits@subset'"]
 
 
 def test_missing_data_are_an_error_here_and_left_to_workers_elsewhere(tmp_path: Path) -> None:
     far = cell("stl", stream="five", backbone="resnet18")
     with pytest.raises(streams.DataMissing):
         sweep.prepare([far], tmp_path)
-    found = sweep.prepare([far], tmp_path, elsewhere=True)
-    assert found.cells == [far]
-    assert found.tasks == {}
+    result = sweep.prepare([far], tmp_path, elsewhere=True)
+    assert result.cells == [far]
+    assert result.tasks == {}
 
 
 def test_unfinished_cells_are_found_by_what_they_left(tmp_path: Path) -> None:
@@ -227,8 +227,8 @@ def test_unfinished_cells_are_found_by_what_they_left(tmp_path: Path) -> None:
     with pytest.raises(Enough):
         runner.execute(STL, tmp_path, on_row=stop)
     (tmp_path / f"foreign{runner.UNFINISHED}").write_bytes(b"something else")
-    found, wrong = sweep.unfinished(tmp_path)
-    assert [c.name for c in found] == [STL.name]
+    cells, wrong = sweep.unfinished(tmp_path)
+    assert [c.name for c in cells] == [STL.name]
     assert list(wrong) == [f"foreign{runner.UNFINISHED}"]
 
 

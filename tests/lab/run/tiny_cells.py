@@ -60,7 +60,7 @@ def one_thread() -> Iterator[None]:
 def alone(folder: Path, cells: list[Cell] = CELLS) -> dict[str, runner.Record]:
     """Records of uninterrupted runs in this process, times aside."""
     with one_thread():
-        return {one.name: runner.without_times(runner.execute(one, folder)) for one in cells}
+        return {cell.name: runner.without_times(runner.execute(cell, folder)) for cell in cells}
 
 
 def records(folder: Path) -> dict[str, runner.Record]:
@@ -79,13 +79,13 @@ class InlineEngine(Engine):
         self.waiting.append(cell)
 
     def collect(self, seconds: float = 0.5) -> list[Event]:
-        one, events = self.waiting.popleft(), list[Event]()
+        cell, events = self.waiting.popleft(), list[Event]()
         try:
             with one_thread():
-                run_cell(one.canonical(), self.folder, None, self.device, events.append)
+                run_cell(cell.canonical(), self.folder, None, self.device, events.append)
         except HalrpError as error:
-            return [*events, Event(one.name, "failed", text=one_line(error))]
-        return [*events, Event(one.name, "done")]
+            return [*events, Event(cell.name, "failed", text=one_line(error))]
+        return [*events, Event(cell.name, "done")]
 
     def stop(self) -> None:
         self.waiting.clear()

@@ -11,8 +11,8 @@ from halrp.lab.names import check_name
 
 def names() -> list[str]:
     """The names of all presets, sorted."""
-    found = resources.files(__name__).iterdir()
-    return sorted(file.name.removesuffix(".toml") for file in found if file.name.endswith(".toml"))
+    files = resources.files(__name__).iterdir()
+    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
 
 
 def text(name: str) -> str:
