@@ -40,22 +40,22 @@ def records(tmp_path: Path) -> Path:
 
 
 def test_the_summary_on_the_screen(records: Path) -> None:
-    found = ran(records)
-    assert found.code == 0
-    assert "digits, mlp, 100 % of the data, 2 tasks, 3 epochs" in found.out
-    lines = [line.split() for line in found.out.splitlines()]
+    shown = ran(records)
+    assert shown.code == 0
+    assert "digits, mlp, 100 % of the data, 2 tasks, 3 epochs" in shown.out
+    lines = [line.split() for line in shown.out.splitlines()]
     # Accuracies 60, 61, 65, 66; by seed 62.5 and 63.5; ranges of tasks 10 and 0.
     assert ["halrp-budget", "AB", "4", "63.00", "±0.50", "0.00", "10.0/5.0", "10.0/5.0"] in [line[:8] for line in lines]
     assert ["view=full"] in lines
-    assert "– growth in the paper's count of finetune: the record lacks the paper's count" in found.flat
-    assert "-5.00" in found.out
+    assert "– growth in the paper's count of finetune: the record lacks the paper's count" in shown.flat
+    assert "-5.00" in shown.out
 
 
 def test_each_run_on_the_screen(records: Path) -> None:
-    found = ran(records, "--runs", "--method", "halrp-budget")
-    lines = [line.split() for line in found.out.splitlines()]
+    shown = ran(records, "--runs", "--method", "halrp-budget")
+    lines = [line.split() for line in shown.out.splitlines()]
     assert ["halrp-budget", "B", "1", "66.00", "0.00", "10.0/10.0/10.0", "100", "B", "4.0", "1.0", "MB"] in lines
-    assert "Shown are 4 of 9 records" in found.out
+    assert "Shown are 4 of 9 records" in shown.out
 
 
 def test_filters_still_find_stl_to_compare_with(records: Path) -> None:
@@ -83,7 +83,7 @@ def test_filters_that_match_nothing_together_are_an_error(records: Path) -> None
         ran(records, "--method", "stl", "--fraction", "0.25")
 
 
-def test_what_is_left_out_is_said(records: Path) -> None:
+def test_files_left_out_are_listed(records: Path) -> None:
     unfinished(records, "run.unfinished", made([[0.5], [0.5, 0.5]]), 1)
     put(records, "cut.json", "{")
     put(records, "speed.json", {"rows": []})
@@ -107,22 +107,22 @@ def test_standard_output_has_the_table_and_nothing_else(records: Path) -> None:
 
 
 def test_files_are_written_beside_the_table_on_the_screen(records: Path, tmp_path: Path) -> None:
-    found = ran(records, "--csv", tmp_path / "t.csv", "--json", tmp_path / "t.json")
+    shown = ran(records, "--csv", tmp_path / "t.csv", "--json", tmp_path / "t.json")
     assert len(list(csv.DictReader(io.StringIO((tmp_path / "t.csv").read_text())))) == 3
     assert len(json.loads((tmp_path / "t.json").read_text())) == 3
-    assert "63.00" in found.out
-    assert f"wrote {tmp_path / 't.csv'}: 3 rows" in found.out
+    assert "63.00" in shown.out
+    assert f"wrote {tmp_path / 't.csv'}: 3 rows" in shown.out
 
 
-def test_outputs_that_cannot_be_are_refused(records: Path, tmp_path: Path) -> None:
+def test_impossible_outputs_are_refused(records: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="cannot both"):
         ran(records, "--csv", "-", "--json", "-")
-    for place in ("", ".", tmp_path):
+    for target in ("", ".", tmp_path):
         with pytest.raises(SettingError, match="not a file"):
-            ran(records, "--csv", place)
+            ran(records, "--csv", target)
 
 
-def test_a_folder_without_records_is_an_error_that_says_what_was_there(tmp_path: Path) -> None:
+def test_a_folder_without_records_is_an_error_that_lists_its_files(tmp_path: Path) -> None:
     put(tmp_path, "cut.json", "{")
     with pytest.raises(SettingError, match=r"no finished record in .* \(1 files were left out\)"):
         ran(tmp_path)

@@ -41,18 +41,18 @@ def records(tmp_path: Path) -> Path:
 
 
 def test_accuracies_on_the_screen(records: Path) -> None:
-    found = ran(records)
-    assert found.code == 0
-    assert "cifar100-split, lenet, 5 % of the data" in found.out
-    assert ["stl", "45.13", "±", "0.04", "45.00", "±", "1.00", "-0.13", "seeds", "2", "A", "equal"] in found.lines
-    assert ["l2", "37.15", "±", "0.21", "40.00", "+2.85", "1", "A", "better"] in found.lines
-    assert ["strength=2"] in found.lines
-    assert ["stl", "59.04", "±", "0.03", "55.00", "–", "1", "A"] in found.lines
-    assert ["2", "of", "10", "tasks"] in found.lines
-    assert ["apd", "36.60", "±", "0.14", "–", "–"] in found.lines
-    assert ["not", "run"] in found.lines
-    assert "cifar100-superclass" not in found.out, "nothing was run there"
-    assert "digits" not in found.out, "it is not in the paper"
+    shown = ran(records)
+    assert shown.code == 0
+    assert "cifar100-split, lenet, 5 % of the data" in shown.out
+    assert ["stl", "45.13", "±", "0.04", "45.00", "±", "1.00", "-0.13", "seeds", "2", "A", "equal"] in shown.lines
+    assert ["l2", "37.15", "±", "0.21", "40.00", "+2.85", "1", "A", "better"] in shown.lines
+    assert ["strength=2"] in shown.lines
+    assert ["stl", "59.04", "±", "0.03", "55.00", "–", "1", "A"] in shown.lines
+    assert ["2", "of", "10", "tasks"] in shown.lines
+    assert ["apd", "36.60", "±", "0.14", "–", "–"] in shown.lines
+    assert ["not", "run"] in shown.lines
+    assert "cifar100-superclass" not in shown.out, "nothing was run there"
+    assert "digits" not in shown.out, "it is not in the paper"
 
 
 def test_all_shows_what_was_not_run(records: Path) -> None:
@@ -64,7 +64,7 @@ def test_all_shows_what_was_not_run(records: Path) -> None:
     assert {row["note"].partition(";")[0] for row in rows} == {"not run"}
 
 
-def test_places_can_be_chosen(records: Path) -> None:
+def test_benchmarks_can_be_chosen(records: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(ran(records, "--fraction", "0.25", "--csv").out)))
     assert {(row["benchmark"], row["data"]) for row in rows} == {("cifar100-split", "25")}
     rows = list(csv.DictReader(io.StringIO(ran(records, "--all", "--backbone", "resnet18", "--csv").out)))
@@ -72,10 +72,10 @@ def test_places_can_be_chosen(records: Path) -> None:
 
 
 def test_relations_on_the_screen(records: Path) -> None:
-    found = ran(records, "--table", "relations")
-    assert ["stl", "l2", "+7.98", "±", "0.25", "+5.00", "yes"] in found.lines
-    assert "1 of 1 clear orderings of the paper hold here." in found.out
-    assert "apd" not in found.out
+    shown = ran(records, "--table", "relations")
+    assert ["stl", "l2", "+7.98", "±", "0.25", "+5.00", "yes"] in shown.lines
+    assert "1 of 1 clear orderings of the paper hold here." in shown.out
+    assert "apd" not in shown.out
     assert "apd" in ran(records, "--table", "relations", "--all").out
 
 
@@ -94,7 +94,7 @@ def test_relations_on_the_screen(records: Path) -> None:
         (("--csv", "-o", ""), "not a file"),
     ],
 )
-def test_what_cannot_be_is_refused_with_a_remedy(records: Path, arguments: tuple[str, ...], words: str) -> None:
+def test_impossible_options_are_refused_with_a_remedy(records: Path, arguments: tuple[str, ...], words: str) -> None:
     with pytest.raises(SettingError, match=words):
         ran(records, *arguments)
 
@@ -103,25 +103,25 @@ def test_files_are_written(records: Path, tmp_path: Path) -> None:
     texts = {}
     for option in ("markdown", "latex", "csv"):
         path = tmp_path / "out" / option
-        found = ran(records, f"--{option}", "-o", path)
-        assert f"wrote {path}: 30 rows" in found.out
+        shown = ran(records, f"--{option}", "-o", path)
+        assert f"wrote {path}: 30 rows" in shown.out
         texts[option] = path.read_text()
     assert "| stl | 45.13 ± 0.04 | 45.00 ± 1.00 | -0.13 | seeds | 2 | A |  |  | equal |" in texts["markdown"]
     assert r"stl & 45.13 $\pm$ 0.04 & 45.00 $\pm$ 1.00 & $-$0.13 & seeds & 2 & A &  &  \\" in texts["latex"]
     rows = list(csv.DictReader(io.StringIO(texts["csv"])))
-    assert len(rows) == 30, "fifteen methods at two places"
+    assert len(rows) == 30, "fifteen methods on two benchmarks"
     assert float(rows[0]["ours_error"]) == pytest.approx(1.0)
 
 
 def test_standard_output_has_the_table_and_nothing_else(records: Path) -> None:
     put(records, "cut.json", "{")
-    found = ran(records, "--markdown")
-    assert found.out.startswith("### Accuracy beside the paper's\n\n| benchmark ")
-    assert "cut.json" not in found.out
-    assert "cut.json: not JSON" in found.error
+    shown = ran(records, "--markdown")
+    assert shown.out.startswith("### Accuracy beside the paper's\n\n| benchmark ")
+    assert "cut.json" not in shown.out
+    assert "cut.json: not JSON" in shown.error
 
 
-def test_what_is_left_out_is_said(records: Path) -> None:
+def test_files_left_out_are_listed(records: Path) -> None:
     unfinished(records, "run.unfinished", stable({0: 0.5, 1: 0.6}, [0, 1]), 1)
     put(records, "cut.json", "{")
     out = ran(records).out

@@ -22,7 +22,6 @@ from halrp.lab.records.metrics import (
     growth,
     mean,
     order_disparity,
-    peak_memory,
     standard_error,
     time_ratios,
 )
@@ -126,18 +125,18 @@ def test_all_orders_is_what_every_permutation_one_by_one_gives(tasks: int) -> No
     # A task's accuracy depends on the first task alone, so an order's row by identity is the row of its first task.
     by_order = np.array([[p[order[0], t] for t in range(tasks)] for order in itertools.permutations(range(tasks))])
     averages = by_order.mean(axis=1)
-    found = all_orders(p)
-    assert found.orders == len(by_order) == math.factorial(tasks)
-    assert found.accuracy == pytest.approx(averages.mean(), rel=1e-12)
-    assert (found.mopd, found.aopd) == order_disparity(by_order)
-    assert (found.lowest, found.highest) == (averages.min(), averages.max())
-    assert p[found.lowest_first].mean() == found.lowest
-    assert p[found.highest_first].mean() == found.highest
+    result = all_orders(p)
+    assert result.orders == len(by_order) == math.factorial(tasks)
+    assert result.accuracy == pytest.approx(averages.mean(), rel=1e-12)
+    assert (result.mopd, result.aopd) == order_disparity(by_order)
+    assert (result.lowest, result.highest) == (averages.min(), averages.max())
+    assert p[result.lowest_first].mean() == result.lowest
+    assert p[result.highest_first].mean() == result.highest
 
 
 def test_all_orders_by_hand() -> None:
-    found = all_orders([[90.0, 50.0, 70.0], [84.0, 60.0, 66.0], [87.0, 55.0, 80.0]])
-    assert found == (71.33333333333333, 14.0, 10.0, 70.0, 74.0, 0, 2, 6)  # averages 70, 70, 74; ranges 6, 10, 14
+    result = all_orders([[90.0, 50.0, 70.0], [84.0, 60.0, 66.0], [87.0, 55.0, 80.0]])
+    assert result == (71.33333333333333, 14.0, 10.0, 70.0, 74.0, 0, 2, 6)  # averages 70, 70, 74; ranges 6, 10, 14
 
 
 def test_all_orders_needs_every_task_to_come_first() -> None:
@@ -203,14 +202,6 @@ def test_time_ratios_are_multiples_of_the_first_task_of_stl() -> None:
             time_ratios(seconds, first)
 
 
-def test_peak_memory_tells_the_first_task_from_later_ones() -> None:
-    assert peak_memory([50, 70, 60]) == (50, 70, 70)
-    assert peak_memory([90, 70]) == (90, 70, 90)
-    assert peak_memory([90]) == (90, None, 90)
-    with pytest.raises(UndefinedMetric, match="peak memory"):
-        peak_memory([90, NAN])
-
-
 # ---- spread -----------------------------------------------------------------------------------------------------
 
 
@@ -243,7 +234,7 @@ def test_the_bootstrap_agrees_with_the_normal_interval_on_a_large_sample() -> No
     values = np.random.default_rng(0).normal(10, 2, 400)
     lower, upper = bootstrap(values)
     error = standard_error(values)
-    # 10 000 draws know a 2.5 % tail to about 0.03 errors; the sample's skew shifts it by less than that.
+    # 10 000 resamples know a 2.5 % tail to about 0.03 errors; the sample's skew shifts it by less than that.
     assert lower == pytest.approx(mean(values) - 1.96 * error, abs=0.1 * error)
     assert upper == pytest.approx(mean(values) + 1.96 * error, abs=0.1 * error)
     narrow = bootstrap(values, share=0.5)
@@ -256,7 +247,7 @@ def test_the_bootstrap_of_two_values_is_exact() -> None:
     assert bootstrap([0.0, 1.0], share=0.4) == (0.5, 0.5)
 
 
-@pytest.mark.parametrize("setting", [{"share": 0.0}, {"share": 1.0}, {"draws": 0}])
+@pytest.mark.parametrize("setting", [{"share": 0.0}, {"share": 1.0}, {"resamples": 0}])
 def test_a_bootstrap_that_cannot_be_is_refused(setting: dict[str, float]) -> None:
     with pytest.raises(SettingError, match=next(iter(setting))):
         bootstrap([1.0, 2.0], **setting)  # type: ignore[arg-type]

@@ -115,14 +115,14 @@ class _References:
         """
         first = record.rows[0]["identity"]
         singles = self.singles.get(_network(record), ())
-        known = [(one.rows[0]["identity"] != first, size) for one in singles if (size := one.number(0, name))]
+        known = [(stl.rows[0]["identity"] != first, size) for stl in singles if (size := stl.number(0, name))]
         if known:
             return min(known)[1]
-        own_size = record.number(0, name)
-        if own_size is None or (record.tasks > 1 and record.rows[0]["test"] == [None]):
+        stored = record.number(0, name)
+        if stored is None or (record.tasks > 1 and record.rows[0]["test"] == [None]):
             where = f"{record.stream} with {record.backbone}"
             raise UndefinedMetric(f"no record of stl on {where} has {SIZES[name]} of one task")
-        return own_size
+        return stored
 
 
 def _network(record: Record) -> tuple[Any, ...]:

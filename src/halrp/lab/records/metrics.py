@@ -1,4 +1,4 @@
-"""What the tables say, as pure functions of raw accuracies.
+"""The metrics of tables and figures, as pure functions of raw accuracies.
 
 `a[i, j]` is the accuracy of the task at position j after the task at position i was learned, so that only j ≤
 i has a meaning; the rest may be NaN. `p[o, t]` is the final accuracy of the task with *identity* t under
@@ -7,7 +7,7 @@ re-indexed, `p[o, stream.identities] = a[-1]`. Accuracies may be shares or perce
 of its input.
 
 A metric reads only the entries its formula names, and refuses to answer when one of them is missing: a mean
-over what happens to be there is a different number.
+over the entries that are present is a different number.
 
 Rows are those of a record, one for each position; `accuracy_matrix` and `by_identity` read accuracies from them, in %.
 """
@@ -27,7 +27,7 @@ class UndefinedMetric(HalrpError, ValueError):  # noqa: N818  (reads as what it 
 
 
 class Orders(NamedTuple):
-    """What all orders of a stream give, for a method whose tasks depend on the first one alone."""
+    """The results of all orders of a stream, for a method whose tasks depend on the first one alone."""
 
     accuracy: float
     """The mean over all orders of the average accuracy."""
@@ -52,16 +52,6 @@ class Times(NamedTuple):
     """Up to and with a position; the last one is the whole stream."""
 
 
-class Peak(NamedTuple):
-    """The most memory that was in use at once, in bytes."""
-
-    first: int
-    """While the first task was learned."""
-    later: int | None
-    """While any later task was learned; None if there is none."""
-    highest: int
-
-
 class Interval(NamedTuple):
     """A range that holds a share of what resampling gives."""
 
@@ -70,9 +60,9 @@ class Interval(NamedTuple):
 
 
 def accuracy_matrix(rows: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
-    """Read a[i, j] in % from the rows of a record: (tasks, tasks), NaN above the diagonal and where nothing was told.
+    """Read a[i, j] in % from the rows of a record: (tasks, tasks), NaN above the diagonal and where none was measured.
 
-    Methods that learn all tasks at once tell nothing before the last position.
+    Methods that learn all tasks at once have no accuracy before the last position.
     """
     a = np.full((len(rows), len(rows)), np.nan)
     for position, row in enumerate(rows):
@@ -207,15 +197,6 @@ def time_ratios(seconds: ArrayLike, stl_first: float) -> Times:
     return Times(tuple(map(float, ratios)), tuple(map(float, ratios.cumsum())))
 
 
-def peak_memory(peaks: ArrayLike) -> Peak:
-    """Summarise the bytes in use at the highest moment of each task, (tasks,)."""
-    peaks = np.asarray(peaks, dtype=np.float64)
-    if peaks.ndim != 1 or len(peaks) == 0:
-        raise UndefinedMetric(f"peak memory needs the peak of each task; peaks has shape {peaks.shape}")
-    known = [int(value) for value in _known("peak memory", peaks, "peaks")]
-    return Peak(known[0], max(known[1:], default=None), max(known))
-
-
 def mean(values: ArrayLike) -> float:
     """Average values, all of which have to be known."""
     return float(_values("a mean", values).mean())
@@ -233,17 +214,17 @@ def standard_error(values: ArrayLike, convention: Literal["paper", "usual"] = "u
     return float(values.std(ddof=0 if convention == "paper" else 1)) / math.sqrt(len(values))
 
 
-def bootstrap(values: ArrayLike, share: float = 0.95, draws: int = 10_000, seed: int = 0) -> Interval:
-    """Find the percentile interval of the mean: that of `draws` resamples with replacement, as large as the sample.
+def bootstrap(values: ArrayLike, share: float = 0.95, resamples: int = 10_000, seed: int = 0) -> Interval:
+    """Find the percentile interval of the mean: that of `resamples` samples of the same size, drawn with replacement.
 
     The same values and seed give the same interval, in whatever order the values come.
     """
     if not 0 < share < 1:
         raise SettingError(f"share={share} of a bootstrap must lie between 0 and 1")
-    if draws < 1:
-        raise SettingError(f"draws={draws} of a bootstrap must be at least 1")
+    if resamples < 1:
+        raise SettingError(f"resamples={resamples} of a bootstrap must be at least 1")
     values = np.sort(_values("a bootstrap", values, at_least=2))
-    chosen = np.random.default_rng(seed).integers(len(values), size=(draws, len(values)))
+    chosen = np.random.default_rng(seed).integers(len(values), size=(resamples, len(values)))
     tail = (1 - share) / 2
     lower, upper = np.quantile(values[chosen].mean(axis=1), (tail, 1 - tail))
     return Interval(float(lower), float(upper))

@@ -81,8 +81,8 @@ def _representatives(pairs: list[Pair]) -> dict[Benchmark, dict[str, Pair]]:
     }
 
 
-def _sum(one: Printed, other: Printed) -> float:
-    return (one.std or 0) + (other.std or 0)
+def _sum(better: Printed, worse: Printed) -> float:
+    return (better.std or 0) + (worse.std or 0)
 
 
 def _clear(better: Printed, worse: Printed) -> bool:

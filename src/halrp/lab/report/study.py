@@ -48,8 +48,8 @@ class Study:
         for _, same in groups.groupby(["setup", "method"], sort=False):
             groups.loc[same.index, "variant"] = _variants([*same["record"]])
         groups["name"] = groups["method"] + groups["variant"].map(lambda text: f" ({text})" if text else "")
-        usual = groups.loc[~groups["first_order"].astype(bool), ["setup", "name"]]
-        named = {*usual.itertuples(index=False, name=None)}
+        repeated = groups.loc[~groups["first_order"].astype(bool), ["setup", "name"]]
+        named = {*repeated.itertuples(index=False, name=None)}
         keys = zip(groups["setup"], groups["name"], groups["first_order"], strict=True)
         groups["distinct"] = [not first or (setup, name) not in named for setup, name, first in keys]
         methods = groups[groups["distinct"].astype(bool)].groupby(["setup", "method"], sort=False)
