@@ -22,7 +22,7 @@ def total_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels, reduction="sum")
 
 
-def correct(logits: Tensor, labels: Tensor) -> Tensor:
+def score(logits: Tensor, labels: Tensor) -> Tensor:
     """The number of examples whose largest logit is that of their label, (,)."""
     return (logits.argmax(1) == labels).sum()
 
