@@ -1,4 +1,4 @@
-"""What linear layers and convolutions share: they compute f(W x + b), where f acts on each output by itself.
+"""What linear layers and convolutions share: they compute f(W x + b), where f treats rows independently.
 
 A user's layer of that form derives its adapted form from `LinearFamily` or `ConvFamily`, writes f as `finish`, and has
 everything else: forward pass, mixed form, moments and costs.
