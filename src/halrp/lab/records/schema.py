@@ -53,7 +53,7 @@ class Setup(NamedTuple):
     fraction: float
     tasks: int
     epochs: int | None
-    """Of each task; None if the record does not include it."""
+    """Of each task; None if the record lacks it."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Record:
 
     @staticmethod
     def of(raw: Mapping[str, Any]) -> Record:
-        """Read a record from its JSON, which is taken to be valid; `parse` checks it."""
+        """Read a record from its JSON, which is taken to be valid; `check` checks it."""
         cell, resolved = raw["cell"], raw.get("resolved") or {}
         stored = raw.get("method") or {}
         # Records of one method share today's defaults, so that equal settings have equal texts.
@@ -142,7 +142,7 @@ class Record:
         return *setup, -1 if epochs is None else epochs, *group, first, self.order, self.seed
 
     def number(self, position: int, name: str) -> float | None:
-        """A size or time at a position; None if the record does not include it."""
+        """A size or time at a position; None if the record lacks it."""
         value = self.rows[position].get(name)
         return None if value is None else float(value)
 

@@ -18,8 +18,14 @@ from pathlib import Path
 
 from halrp.lab.records.loading import load
 from halrp.lab.registry import METHODS
-from halrp.lab.report.documents.methods import Study as BenchmarkStudy
-from halrp.lab.report.documents.methods import demo_table, main_table, method_table, methods_table, orderings
+from halrp.lab.report.documents.methods import (
+    BenchmarkStudy,
+    demo_table,
+    main_table,
+    method_table,
+    methods_table,
+    orderings,
+)
 from halrp.lab.report.documents.speed import decoding_table, ratios_table, times_table
 from halrp.lab.report.documents.studies import (
     grid_table,
@@ -129,7 +135,7 @@ def figures(root: Path) -> dict[str, tuple[Plot, str]]:
     main = load([root / MAIN.folder]).records
     sized = load([root / "cifar100-split-25", root / "frontier-cifar100-split"]).records
     sized = [record for record in sized if record.order == "A" and record.method != "finetune"]
-    found = {}
+    drawn = {}
     for path, build, records in (
         ("docs/figures/accuracy.svg", final_accuracy, main),
         ("docs/figures/frontier.svg", frontier, sized),
@@ -137,8 +143,8 @@ def figures(root: Path) -> dict[str, tuple[Plot, str]]:
         figure = build(Grouped.of(Study.of(records)))
         assert figure is not None, f"{path}: the records have nothing to draw"
         label, plot = next(iter(figure.plots.items()))
-        found[path] = plot, f"{figure.title}: {label}"
-    return found
+        drawn[path] = plot, f"{figure.title}: {label}"
+    return drawn
 
 
 def checksum(plot: Plot, title: str) -> str:

@@ -32,7 +32,7 @@ DEMO = ("stl", "finetune", "halrp-official", "halrp-budget")
 """The methods of the demo, in the order of its table."""
 
 
-class Study(NamedTuple):
+class BenchmarkStudy(NamedTuple):
     """A benchmark on which methods are compared, and the folder of its records, which is named after its preset."""
 
     folder: str
@@ -55,7 +55,7 @@ class Study(NamedTuple):
         return [dict(row) for row in ordered.to_dict("records")]
 
 
-def main_table(study: Study, root: Path) -> str:
+def main_table(study: BenchmarkStudy, root: Path) -> str:
     """For the README: every method's accuracy beside the paper's, its forgetting, and what it stores."""
     methods: dict[str, list[dict[str, Any]]] = {}
     for row in study.rows(root):
@@ -89,7 +89,7 @@ def demo_table(folder: Path) -> str:
     return markdown(columns, rows)
 
 
-def methods_table(study: Study, root: Path) -> str:
+def methods_table(study: BenchmarkStudy, root: Path) -> str:
     """Every method's accuracy, forgetting, disparity, size and time, beside the paper's accuracy and disparity.
 
     Where runs differ in their number of tasks or epochs, each row has its own.
@@ -111,7 +111,7 @@ def methods_table(study: Study, root: Path) -> str:
     return markdown(columns, rows)
 
 
-def orderings(study: Study, root: Path) -> str:
+def orderings(study: BenchmarkStudy, root: Path) -> str:
     """How many of the orderings that the paper's table clearly shows hold in our runs, and which do not."""
     compared = [row for row in relations(groups(root / study.folder), study.benchmark).rows if row["holds"] is not None]
     failed = [row for row in compared if row["holds"] != "yes"]
@@ -128,7 +128,7 @@ def orderings(study: Study, root: Path) -> str:
     return f"{count} Those that do not:\n\n{markdown(columns, rows)}"
 
 
-def method_table(studies: Sequence[Study], root: Path, method: str) -> str:
+def method_table(studies: Sequence[BenchmarkStudy], root: Path, method: str) -> str:
     """All measurements of one method, beside the paper."""
     columns = (
         Column("stream", "stream"),
