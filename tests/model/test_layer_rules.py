@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import dedent
 from typing import Any, cast
 
 import pytest
@@ -18,7 +19,6 @@ from halrp.method.importance import Curvature, curvature
 from halrp.model import kernels
 from halrp.model.layers.registry import rule_for
 from halrp.model.layers.stacks import LayerTasks
-from halrp.model.plan import plan as plan_of
 from halrp.model.rows import rows_of
 from halrp.training.batches import InMemory
 from tests.helpers import FAST, drawn
@@ -235,15 +235,16 @@ def test_mistakes_in_a_registration_are_named() -> None:
         layer_rule(SwishConv)(register_forward_only())
 
 
-def test_the_steps_in_the_contributors_guide_give_a_complete_rule() -> None:
+def test_the_rule_in_the_contributors_guide_has_a_mixed_form() -> None:
     guide = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    block = next(code for code in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "@layer_rule" in code)
+    blocks = re.findall(r"^( *)```python\n(.*?)^\1```", guide, re.DOTALL | re.MULTILINE)
+    code = next(dedent(block) for _, block in blocks if "@layer_rule" in block)
     names: dict[str, Any] = {}
-    exec(block, names)
-    layer = names["MyLinear"]
+    exec(code, names)
+    layer = names[cast(re.Match[str], re.search(r"@layer_rule\((\w+)\)", code))[1]]
     model, plan = around(lambda: layer(12, 12), 12)
     rule = rule_for(model.get_submodule("layer"))
     assert rule is not None
     assert rule.lacks == ()
-    assert plan_of(model).parameters["layer.weight"].by_rule
+    assert plan.parameters["layer.weight"].by_rule
     assert_mixes(model, plan, [base_task(model, plan), random_delta(model, plan, 1)], inputs(9, 12))
