@@ -35,14 +35,14 @@ def report(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="the page to write")] = Path(
         "report.html"
     ),
-    title: Annotated[str, typer.Option(help="what the page is called")] = "Continual learning, measured",
+    title: Annotated[str, typer.Option(help="title of the page")] = "Continual learning, measured",
     figures: Annotated[
         Path | None,
         typer.Option("--figures", metavar="FOLDER", help="also save every figure as a file there", show_default=False),
     ] = None,
-    file_format: Annotated[Format, typer.Option("--format", help="what --figures saves")] = Format.svg,
+    file_format: Annotated[Format, typer.Option("--format", help="kind of file that --figures saves")] = Format.svg,
 ) -> None:
-    """Turn raw records into one page with all tables and figures, beside what the paper prints.
+    """Turn raw records into one page with all tables and figures, beside the results of the paper.
 
     The page is one file that opens in any browser and needs no network; it can be searched, sorted, printed and sent.
     The same records give the same page. Files that cannot be used are left out, and the page says which and why.
@@ -57,20 +57,20 @@ def report(
         raise SettingError(f"{str(output)!r} is not a file that a page can be written to; name one: -o report.html")
     if figures is not None and figures.exists() and not figures.is_dir():
         raise SettingError(f"{str(figures)!r} is not a folder; name one that figures can be saved in")
-    places = paths or [Path("results")]
-    found = loaded(places)
-    sections = build(found.records)
-    text = page(title, sections, left_out(found.problems, places), made_from(found.records, places)).encode()
+    folders = paths or [Path("results")]
+    records = loaded(folders)
+    sections = build(records.records)
+    text = page(title, sections, left_out(records.problems, folders), made_from(records.records, folders)).encode()
     atomic.write(output, text)
-    typer.echo(f"wrote {output}: {len(found.records)} records, {decimal(len(text))}")
+    typer.echo(f"wrote {output}: {len(records.records)} records, {decimal(len(text))}")
     if figures is not None:
         count = save(sections, figures, file_format.value)
         typer.echo(f"wrote {count} figures to {figures}")
-    print_left_out(found.problems, aside=False)
+    print_left_out(records.problems, aside=False)
 
 
 def save(sections: Iterable[Section], folder: Path, suffix: str) -> int:
-    """Save every drawing of every figure in a folder, and say how many there are."""
+    """Save every plot of every figure in a folder, and return the number of files."""
     from halrp.lab.report.image import write
 
     count = 0
@@ -81,7 +81,7 @@ def save(sections: Iterable[Section], folder: Path, suffix: str) -> int:
 
 
 def named(sections: Iterable[Section]) -> Iterator[tuple[str, str, Plot]]:
-    """Every drawing of every figure, with a name for its file that no other has, and its title."""
+    """Every plot of every figure, with a unique name for its file, and its title."""
     from halrp.lab.report.figure import Figure
 
     shown: Sequence[Figure] = [part for section in sections for part in section.parts if isinstance(part, Figure)]

@@ -85,7 +85,7 @@ def test_ablations_with_other_settings_are_told_apart() -> None:
     found = built.numbers(grouped(*records))
     assert found is not None
     label = f"{HERE} · halrp-paper · rate"
-    assert set(found.plots) == {f"{label} (all else as usual)", f"{label} (growth=0.5)"}
+    assert set(found.plots) == {f"{label} (all else default)", f"{label} (growth=0.5)"}
     assert series(found, "test", f"{label} (growth=0.5)").y == (30.0, 30.0, 30.0)
 
 

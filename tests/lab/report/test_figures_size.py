@@ -110,12 +110,12 @@ def test_the_spectrum_is_cut_at_the_rank() -> None:
     label = f"{RUN} · task 2 task 1"
     found = built.spectra(grouped(record))
     assert chart(found, label).y.log
-    assert [one.name for one in chart(found, label).series] == ["a: kept", "a: cut", "b: kept", "c: kept"]
-    kept, cut = series(found, "a: kept", label), series(found, "a: cut", label)
+    assert [one.name for one in chart(found, label).series] == ["a: retained", "a: cut", "b: retained", "c: retained"]
+    kept, cut = series(found, "a: retained", label), series(found, "a: cut", label)
     assert (kept.x, kept.y, kept.dashed) == ((1, 2), (0.5, 0.25), False)
     assert (cut.x, cut.y, cut.dashed) == ((3, 4), (0.123, None), True)
     assert kept.method == cut.method
-    assert series(found, "b: kept", label).x == (1, 2)
+    assert series(found, "b: retained", label).x == (1, 2)
 
 
 def test_spectra_are_those_of_three_tasks_of_one_run_of_each_group() -> None:

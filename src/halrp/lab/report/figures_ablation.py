@@ -1,6 +1,6 @@
-"""Figures of ablations: what comes of changing one setting, or two, with all else equal. They are found in the records.
+"""Figures of ablations: the effect of changing one setting, or two, with all else equal. Records show which there are.
 
-Groups of a method at a place are compared on the orders and seeds that all of them were run with.
+Groups of a method in a setup are compared on the orders and seeds that all of them were run with.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from halrp.lab.report.heat_map import HeatMap
 from halrp.lab.report.paper import Ablated
 
 FEWEST = 3
-"""Values that a setting has to have to be shown."""
+"""Fewest values of a setting that are shown."""
 FILLED = 2 / 3
-"""The share of a grid of two settings that has to be there."""
+"""Smallest share of a grid of two settings that is shown."""
 WIDE = 30
 """How far apart values have to be, as a ratio, for a logarithmic axis."""
 PARTS = ("halrp-official", "lrp", "random-lrp")
@@ -41,38 +41,38 @@ class Compared:
 
     def accuracy(self) -> tuple[float | None, float | None]:
         """The mean final accuracy on test data in %, and its standard error."""
-        return _mean([_number(one.row["accuracy"]) for one in self.runs])
+        return _mean([_number(entry.row["accuracy"]) for entry in self.runs])
 
     def validation(self) -> float | None:
-        """The mean final accuracy on validation data in %; None if a record does not say."""
-        finals = [one.run.rows[-1].get("val") or [None] for one in self.runs]
+        """The mean final accuracy on validation data in %; None if a record lacks it."""
+        finals = [entry.run.rows[-1].get("val") or [None] for entry in self.runs]
         return _mean([100 * float(np.mean(final)) if all(map(is_number, final)) else None for final in finals])[0]
 
 
 def figures(grouped: Grouped) -> tuple[Figure, ...]:
     """All ablations for which there are records."""
-    found = (numbers(grouped), names(grouped), grids(grouped), parts(grouped))
-    return tuple(figure for figure in found if figure is not None)
+    candidates = (numbers(grouped), names(grouped), grids(grouped), parts(grouped))
+    return tuple(figure for figure in candidates if figure is not None)
 
 
 def numbers(grouped: Grouped) -> Figure | None:
-    """Accuracy against one setting that is a number."""
+    """Accuracy against one numeric setting."""
     plots: dict[str, Plot] = {}
-    for place, label, key, groups in _single(grouped):
+    for setup, label, key, groups in _single(grouped):
         compared = _compared([group for group in groups if is_number(group.values.get(key))])
         if _count(compared, key) >= FEWEST:
-            ordered = sorted(compared, key=lambda one: float(one.group.values[key]))
-            x = tuple(float(f"{one.group.values[key]:.6g}") for one in ordered)
+            ordered = sorted(compared, key=lambda entry: float(entry.group.values[key]))
+            x = tuple(float(f"{entry.group.values[key]:.6g}") for entry in ordered)
             log = x[0] > 0 and x[-1] / x[0] >= WIDE
             axes = Axis(key, log=log), Axis("average accuracy in %")
             if series := _test_and_validation(ordered, x):
-                plots[label] = Chart("lines", *axes, (*series, *_printed_values(place, key, ordered[0].group)))
+                plots[label] = Chart("lines", *axes, (*series, *_printed_values(setup, key, ordered[0].group)))
     return figure_of(
         "ablation-numbers",
         "One setting, a number",
         "The average accuracy at the end of the stream with different values of one setting and all else equal; "
         "dashed is the accuracy on validation data, by which a setting may be chosen. Where the paper "
-        "prints an ablation, it stands beside ours." + SHARED,
+        "has an ablation, its values are shown too." + SHARED,
         plots,
     )
 
@@ -87,7 +87,7 @@ def names(grouped: Grouped) -> Figure | None:
         compared = _compared(known)
         if _count(compared, key) >= FEWEST:
             axes = Axis(key), Axis("average accuracy in %", zero=True)
-            if series := _test_and_validation(compared, tuple(_value(one.group, key) for one in compared)):
+            if series := _test_and_validation(compared, tuple(_value(entry.group, key) for entry in compared)):
                 plots[label] = Chart("bars", *axes, series)
     return figure_of(
         "ablation-names",
@@ -103,12 +103,12 @@ def grids(grouped: Grouped) -> Figure | None:
     plots: dict[str, Plot] = {}
     for _, label, keys, groups in _alike(grouped, 2):
         compared = _compared([group for group in groups if all(key in group.values for key in keys)])
-        sides = [_sorted({_value(one.group, key): one.group.values[key] for one in compared}) for key in keys]
+        sides = [_sorted({_value(entry.group, key): entry.group.values[key] for entry in compared}) for key in keys]
         if min(map(len, sides)) < 2 or max(map(len, sides)) < FEWEST:
             continue
-        found = {tuple(_value(one.group, key) for key in keys): one.accuracy()[0] for one in compared}
-        if len(found) >= FILLED * len(sides[0]) * len(sides[1]) and any_known(found.values()):
-            values = tuple(rounded(found.get((row, column)) for column in sides[1]) for row in sides[0])
+        accuracies = {tuple(_value(entry.group, key) for key in keys): entry.accuracy()[0] for entry in compared}
+        if len(accuracies) >= FILLED * len(sides[0]) * len(sides[1]) and any_known(accuracies.values()):
+            values = tuple(rounded(accuracies.get((row, column)) for column in sides[1]) for row in sides[0])
             axes = Axis(keys[1]), Axis(keys[0])
             plots[label] = HeatMap(*axes, sides[1], sides[0], values, "average accuracy in %")
     return figure_of(
@@ -122,43 +122,43 @@ def grids(grouped: Grouped) -> Figure | None:
 def parts(grouped: Grouped) -> Figure | None:
     """HALRP as released beside LRP and Random LRP, each of which leaves out one of its parts."""
     plots: dict[str, Plot] = {}
-    for place in grouped.places:
-        compared = _compared([group for group in place.main if group.method in PARTS])
-        found = {one.group.method for one in compared}
-        if PARTS[0] not in found or len(found) < 2:
+    for setup in grouped.places:
+        compared = _compared([group for group in setup.main if group.method in PARTS])
+        methods = {entry.group.method for entry in compared}
+        if PARTS[0] not in methods or len(methods) < 2:
             continue
-        x = tuple(one.group.name for one in compared)
+        x = tuple(entry.group.name for entry in compared)
         series = _test_and_validation(compared, x, validation=False)
         if series:
-            beside = rounded(_printed_part(place, one.group) for one in compared)
+            beside = rounded(_printed_part(setup, entry.group) for entry in compared)
             both = (*series, Series("paper", x, beside, dashed=True)) if any_known(beside) else series
             axes = Axis("method"), Axis("average accuracy in %", zero=True)
-            plots[place.label] = Chart("bars", *axes, both)
+            plots[setup.label] = Chart("bars", *axes, both)
     return figure_of(
         "ablation-parts",
         "Without importance, without the SVD",
         "LRP gives every layer the same rank, Random LRP begins with random factors; all else is as in halrp-official. "
-        "Dashed is what the paper says." + SHARED,
+        "Dashed is the paper's result." + SHARED,
         plots,
     )
 
 
 def _single(grouped: Grouped) -> Iterator[tuple[Place, str, str, list[Group]]]:
-    for place, label, keys, groups in _alike(grouped, 1):
-        yield place, label, keys[0], groups
+    for setup, label, keys, groups in _alike(grouped, 1):
+        yield setup, label, keys[0], groups
 
 
 def _alike(grouped: Grouped, free: int) -> Iterator[tuple[Place, str, tuple[str, ...], list[Group]]]:
-    """Groups of a method at a place that differ in so many settings and in nothing else, with a label and these."""
-    for place in grouped.places:
+    """Groups of a method in a setup that differ in `free` settings and in nothing else, with a label and their keys."""
+    for setup in grouped.places:
         by_method: dict[tuple[str, bool], list[Group]] = {}
-        for group in place.groups:
+        for group in setup.groups:
             by_method.setdefault((group.method, group.shows_first), []).append(group)
         for (method, first), groups in by_method.items():
             if len(groups) < FEWEST:
                 continue
-            told = sorted({key for group in groups for key in group.values})
-            varied = [key for key in told if len({_value(group, key) for group in groups}) > 1]
+            known = sorted({key for group in groups for key in group.values})
+            varied = [key for key in known if len({_value(group, key) for group in groups}) > 1]
             for keys in combinations(varied, free):
                 buckets: dict[str, list[Group]] = {}
                 for group in groups:
@@ -166,76 +166,80 @@ def _alike(grouped: Grouped, free: int) -> Iterator[tuple[Place, str, tuple[str,
                     buckets.setdefault(text(rest), []).append(group)
                 for bucket in buckets.values():
                     if len(bucket) >= FEWEST:
-                        label = f"{place.label} · {method} · {' × '.join(keys)}" + " · orders first-K" * first
+                        label = f"{setup.label} · {method} · {' × '.join(keys)}" + " · orders first-K" * first
                         changed = _changed(bucket[0], set(varied).difference(keys))
-                        yield place, label + (f" ({changed})" if len(buckets) > 1 else ""), keys, bucket
+                        yield setup, label + (f" ({changed})" if len(buckets) > 1 else ""), keys, bucket
 
 
 def _changed(group: Group, keys: Iterable[str]) -> str:
     """Those of some settings that are not the defaults of today."""
     given = {**group.runs[0].run.recipe, **group.runs[0].run.settings}
-    return text({key: given[key] for key in keys if key in given}) or "all else as usual"
+    return text({key: given[key] for key in keys if key in given}) or "all else default"
 
 
 def _compared(groups: Sequence[Group]) -> tuple[Compared, ...]:
     """As many groups as possible that share an order and seed, with all their runs of orders and seeds they share."""
     having: dict[tuple[str, int], set[int]] = {}
     for i, group in enumerate(groups):
-        for one in group.runs:
-            having.setdefault(one.pair, set()).add(i)
+        for entry in group.runs:
+            having.setdefault(entry.pair, set()).add(i)
     if not having:
         return ()
     chosen = max(having.values(), key=len)
     pairs = {pair for pair, members in having.items() if members >= chosen}
-    return tuple(Compared(groups[i], tuple(one for one in groups[i].runs if one.pair in pairs)) for i in sorted(chosen))
+    return tuple(
+        Compared(groups[i], tuple(entry for entry in groups[i].runs if entry.pair in pairs)) for i in sorted(chosen)
+    )
 
 
 def _count(compared: Iterable[Compared], key: str) -> int:
-    return len({_value(one.group, key) for one in compared})
+    return len({_value(entry.group, key) for entry in compared})
 
 
 def _test_and_validation(
     compared: Sequence[Compared], x: tuple[Any, ...], validation: bool = True
 ) -> tuple[Series, ...]:
     """The series of a chart, none if no accuracy is known."""
-    y, error = zip(*(one.accuracy() for one in compared), strict=True)
-    notes = tuple(f"{len(one.runs)} run{'s' * (len(one.runs) > 1)}" for one in compared)
+    y, error = zip(*(entry.accuracy() for entry in compared), strict=True)
+    notes = tuple(f"{len(entry.runs)} run{'s' * (len(entry.runs) > 1)}" for entry in compared)
     method = compared[0].group.method if validation else ""
     series = [Series("test", x, rounded(y), rounded(error), notes, method)]
     if validation:
-        series.append(Series("validation", x, rounded(one.validation() for one in compared), (), notes, method, True))
-    return tuple(one for one in series if any_known(one.y))
+        series.append(
+            Series("validation", x, rounded(entry.validation() for entry in compared), (), notes, method, True)
+        )
+    return tuple(entry for entry in series if any_known(entry.y))
 
 
-def _ablated(place: Place, method: str) -> list[Ablated]:
-    """The rows of the paper's ablation, which is on all data, that may stand beside a method of ours at a place."""
-    if not place.whole or place.run.fraction != 1:
+def _ablated(setup: Place, method: str) -> list[Ablated]:
+    """The rows of the paper's ablation, which is on all data, that can be compared with a method of ours in a setup."""
+    if not setup.whole or setup.run.fraction != 1:
         return []
-    here = place.run.stream, place.run.backbone
+    here = setup.run.stream, setup.run.backbone
     return [row for row in paper.ablation() if (row.stream, row.backbone) == here and method in row.ours]
 
 
-def _printed_values(place: Place, key: str, group: Group) -> tuple[Series, ...]:
+def _printed_values(setup: Place, key: str, group: Group) -> tuple[Series, ...]:
     """The paper's ablation of one setting, where the other is that of a group."""
-    rows = _ablated(place, group.method)
+    rows = _ablated(setup, group.method)
     if key == "rate":
-        found = {row.alpha: row for row in rows if row.n_r == group.values.get("warm_up")}
+        by_value = {row.alpha: row for row in rows if row.n_r == group.values.get("warm_up")}
     elif key == "warm_up":
-        found = {row.n_r: row for row in rows if row.alpha == group.values.get("rate")}
+        by_value = {row.n_r: row for row in rows if row.alpha == group.values.get("rate")}
     else:
         return ()
-    known = sorted(((x, row) for x, row in found.items() if x is not None), key=lambda one: one[0])
+    known = sorted(((x, row) for x, row in by_value.items() if x is not None), key=lambda entry: entry[0])
     if not known:
         return ()
     x, y, error = zip(*((x, row.accuracy, row.std) for x, row in known), strict=True)
     return (Series("paper", x, rounded(y), rounded(error), dashed=True),)
 
 
-def _printed_part(place: Place, group: Group) -> float | None:
+def _printed_part(setup: Place, group: Group) -> float | None:
     """What the paper prints for HALRP, or for one of its ablations."""
-    if (printed := place.printed(group.method)) is not None:
+    if (printed := setup.printed(group.method)) is not None:
         return printed.accuracy
-    return next((row.accuracy for row in _ablated(place, group.method) if row.alpha is None), None)
+    return next((row.accuracy for row in _ablated(setup, group.method) if row.alpha is None), None)
 
 
 def _mean(values: Sequence[float | None]) -> tuple[float | None, float | None]:
@@ -262,4 +266,4 @@ def _value(group: Group, key: str) -> str:
 
 def _sorted(values: Mapping[str, Any]) -> tuple[str, ...]:
     """Texts of values: numbers first, by size, then the others as they came."""
-    return tuple(sorted(values, key=lambda one: (0, float(values[one])) if is_number(values[one]) else (1, 0.0)))
+    return tuple(sorted(values, key=lambda entry: (0, float(values[entry])) if is_number(values[entry]) else (1, 0.0)))

@@ -1,4 +1,4 @@
-"""Figures of accuracy: matrices, the way through the stream, forgetting, disparity between orders, and the paper's."""
+"""Figures of accuracy: final, over the stream, by task, forgetting, and disparity between orders."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ from halrp.lab.report.heat_map import HeatMap
 
 def figures(grouped: Grouped) -> tuple[Figure, ...]:
     """All figures of accuracy for which there are records."""
-    found = (
+    candidates = (
         final_accuracy(grouped),
         over_stream(grouped),
         forgetting(grouped),
         order_disparity(grouped),
         accuracy_matrix(grouped),
     )
-    return tuple(figure for figure in found if figure is not None)
+    return tuple(figure for figure in candidates if figure is not None)
 
 
 def accuracy_matrix(grouped: Grouped) -> Figure | None:
     """The accuracy of every task after each task, a heat map for each run."""
     plots: dict[str, Plot] = {}
-    for place, group, one in grouped.each():
-        names = one.names()
-        told = [i for i in range(len(names)) if np.isfinite(one.matrix[i]).any()]
-        if told:
-            plots[run_label(place, group, one)] = HeatMap(
+    for setup, group, measured in grouped.each():
+        names = measured.names()
+        known = [i for i in range(len(names)) if np.isfinite(measured.matrix[i]).any()]
+        if known:
+            plots[run_label(setup, group, measured)] = HeatMap(
                 Axis("task"),
                 Axis("after task"),
                 names,
-                tuple(names[i] for i in told),
-                tuple(rounded(one.matrix[i].tolist()) for i in told),
+                tuple(names[i] for i in known),
+                tuple(rounded(measured.matrix[i].tolist()) for i in known),
                 "accuracy in %",
             )
     return figure_of(
         "accuracy-matrix",
         "Accuracy of every task after each task",
-        "A row is a moment of the stream, a column a task: where a column becomes worse downwards, the task was "
-        "forgotten. Methods that learn all tasks at once have only the last row.",
+        "A row is a point of the stream, a column a task: where the values of a column fall from top to bottom, the "
+        "task was forgotten. Methods that learn all tasks at once have only the last row.",
         plots,
     )
 
@@ -62,18 +62,18 @@ def accuracy_matrix(grouped: Grouped) -> Figure | None:
 def over_stream(grouped: Grouped) -> Figure | None:
     """The average accuracy of the tasks seen so far, after each task."""
     plots: dict[str, Plot] = {}
-    for place in grouped.places:
+    for setup in grouped.places:
         series = []
-        for group in place.main:
-            averages = [_seen(one) for one in group.runs]
+        for group in setup.main:
+            averages = [_seen(measured) for measured in group.runs]
             y = rounded(group.mean(averages))
             if any_known(y):
                 low, high = np.min(averages, axis=0), np.max(averages, axis=0)
                 notes = tuple(_range(group, *ends) for ends in zip(low, high, strict=True))
-                series.append(Series(group.name, place.positions, y, notes=notes, method=group.method))
+                series.append(Series(group.name, setup.positions, y, notes=notes, method=group.method))
         if series:
             axes = Axis("tasks learned"), Axis("average accuracy in %")
-            plots[place.label] = Chart("lines", *axes, tuple(series))
+            plots[setup.label] = Chart("lines", *axes, tuple(series))
     return figure_of(
         "accuracy-over-stream",
         "Accuracy over the stream",
@@ -85,20 +85,20 @@ def over_stream(grouped: Grouped) -> Figure | None:
 def forgetting(grouped: Grouped) -> Figure | None:
     """Backward transfer by order and method."""
     plots: dict[str, Plot] = {}
-    for place in grouped.places:
-        orders = tuple(dict.fromkeys(one.run.order for group in place.main for one in group.runs))
+    for setup in grouped.places:
+        orders = tuple(dict.fromkeys(measured.run.order for group in setup.main for measured in group.runs))
         series = []
-        for group in place.main:
+        for group in setup.main:
             by_order: dict[str, list[float]] = {}
-            for one in group.runs:
-                value = one.row["bwt"]
-                by_order.setdefault(one.run.order, []).append(value if isinstance(value, float) else np.nan)
+            for measured in group.runs:
+                value = measured.row["bwt"]
+                by_order.setdefault(measured.run.order, []).append(value if isinstance(value, float) else np.nan)
             y = rounded(float(np.mean(by_order[order])) if order in by_order else None for order in orders)
             if any_known(y):
                 series.append(Series(group.name, orders, y, method=group.method))
         if series:
             axes = Axis("order"), Axis("backward transfer in points", zero=True)
-            plots[place.label] = Chart("bars", *axes, tuple(series))
+            plots[setup.label] = Chart("bars", *axes, tuple(series))
     return figure_of(
         "forgetting",
         "Forgetting",
@@ -112,18 +112,18 @@ def forgetting(grouped: Grouped) -> Figure | None:
 def order_disparity(grouped: Grouped) -> Figure | None:
     """Disparity between orders by method, beside the noise of training alone, all orders and the paper's."""
     plots: dict[str, Plot] = {}
-    for place in grouped.places:
+    for setup in grouped.places:
         for name, largest in (("mopd", "the largest"), ("aopd", "the mean")):
-            if series := _disparities(place, name):
+            if series := _disparities(setup, name):
                 axes = Axis("method"), Axis(f"{name.upper()} in points: {largest} over tasks", zero=True)
-                plots[f"{place.label} · {name.upper()}"] = Chart("bars", *axes, tuple(series))
+                plots[f"{setup.label} · {name.upper()}"] = Chart("bars", *axes, tuple(series))
     return figure_of(
         "order-disparity",
         "Disparity between orders",
-        "How far a task's final accuracy differs between orders (OPD): MOPD is the largest over tasks, AOPD the mean. "
-        "The noise floor is that of separate networks whose random draws alone differ, under the very same orders and "
-        "seeds. Where every task came first once, and only the first one matters, the value is exact for all orders."
-        + MAIN,
+        "How far a task's final accuracy differs between orders (OPD): MOPD is the largest over tasks, AOPD "
+        "the mean. The noise floor is that of separate networks that differ in their random seeding alone, "
+        "under the same orders and seeds. Where every task came first once, and results depend on the first "
+        "task alone, the value is exact for all orders." + MAIN,
         plots,
     )
 
@@ -131,12 +131,12 @@ def order_disparity(grouped: Grouped) -> Figure | None:
 def final_accuracy(grouped: Grouped) -> Figure | None:
     """Accuracy at the end of the stream by method, beside the paper's."""
     plots: dict[str, Plot] = {}
-    for place in grouped.places:
-        groups = [group for group in place.main if group.number("accuracy") is not None]
+    for setup in grouped.places:
+        groups = [group for group in setup.main if group.number("accuracy") is not None]
         if not groups:
             continue
         names = tuple(group.name for group in groups)
-        printed = [place.printed(group.method) for group in groups]
+        printed = [setup.printed(group.method) for group in groups]
         series = [
             Series(
                 "ours",
@@ -146,24 +146,24 @@ def final_accuracy(grouped: Grouped) -> Figure | None:
                 tuple(_spread(group) for group in groups),
             )
         ]
-        if any(one is not None for one in printed):
-            y = rounded(None if one is None else one.accuracy for one in printed)
-            error = rounded(None if one is None else one.std for one in printed)
+        if any(entry is not None for entry in printed):
+            y = rounded(None if entry is None else entry.accuracy for entry in printed)
+            error = rounded(None if entry is None else entry.std for entry in printed)
             series.append(Series("paper", names, y, error, dashed=True))
         axes = Axis("method"), Axis("average accuracy in %", zero=True)
-        plots[place.label] = Chart("bars", *axes, tuple(series))
+        plots[setup.label] = Chart("bars", *axes, tuple(series))
     return figure_of(
         "final-accuracy",
         "Accuracy at the end of the stream",
         "The average test accuracy of all tasks after the last one, a mean over orders and seeds with its standard "
-        "error; dashed is what the paper says." + MAIN,
+        "error; dashed is the paper's result." + MAIN,
         plots,
     )
 
 
-def _seen(one: Measured) -> Array:
-    """The average accuracy of the tasks seen so far: (tasks,), NaN where one of them was not told."""
-    return np.array([one.matrix[i, : i + 1].mean() for i in range(one.run.tasks)])
+def _seen(measured: Measured) -> Array:
+    """The average accuracy of the tasks seen so far: (tasks,), NaN where one of them was not measured."""
+    return np.array([measured.matrix[i, : i + 1].mean() for i in range(measured.run.tasks)])
 
 
 def _range(group: Group, low: float, high: float) -> str:
@@ -175,30 +175,32 @@ def _spread(group: Group) -> str:
     return f"{group.repeats}, standard error over {over}" if isinstance(over, str) else group.repeats
 
 
-def _disparities(place: Place, name: str) -> list[Series]:
+def _disparities(setup: Place, name: str) -> list[Series]:
     """The bars of one of the two disparities."""
-    exact = {group.name: group for group in place.groups if group.row["every_order"] is True}
-    usual = {group.name: group for group in place.main if group.row["every_order"] is not True}
+    exact = {group.name: group for group in setup.groups if group.row["every_order"] is True}
+    representative = {group.name: group for group in setup.main if group.row["every_order"] is not True}
     names = tuple(
-        n for n in dict.fromkeys(g.name for g in place.groups) if _has(usual.get(n), name) or _has(exact.get(n), name)
+        n
+        for n in dict.fromkeys(g.name for g in setup.groups)
+        if _has(representative.get(n), name) or _has(exact.get(n), name)
     )
-    methods = {group.name: group.method for group in place.groups}
+    methods = {group.name: group.method for group in setup.groups}
 
     def bars(title: str, groups: dict[str, Group], column: str, dashed: bool = False) -> Series:
         numbers = (groups[n].number(column) if n in groups else None for n in names)
         notes = tuple(groups[n].repeats if n in groups else "" for n in names)
         return Series(title, names, rounded(numbers), notes=notes, dashed=dashed)
 
-    printed = [place.printed(methods[n]) for n in names]
-    paper = rounded(None if one is None else getattr(one, name) for one in printed)
-    found: Iterable[Series] = (
-        bars("orders run", usual, name),
-        bars("orders run: noise floor", usual, f"stl_{name}", dashed=True),
+    printed = [setup.printed(methods[n]) for n in names]
+    paper = rounded(None if entry is None else getattr(entry, name) for entry in printed)
+    candidates: Iterable[Series] = (
+        bars("orders run", representative, name),
+        bars("orders run: noise floor", representative, f"stl_{name}", dashed=True),
         bars("all orders", exact, name),
         bars("all orders: noise floor", exact, f"stl_{name}", dashed=True),
         Series("paper", names, paper, dashed=True),
     )
-    return [series for series in found if any_known(series.y)]
+    return [series for series in candidates if any_known(series.y)]
 
 
 def _has(group: Group | None, name: str) -> bool:

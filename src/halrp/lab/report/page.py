@@ -1,7 +1,7 @@
-"""Parts as one page: an HTML file with all its data and code in it, which asks nothing of any network.
+"""The report as one page: an HTML file with all its data and code in it, which needs no network.
 
 Texts may come from records of strangers. Those in the HTML are escaped, those in the data are put into elements as
-text, and the browser is told to run the two scripts of the page by their checksums and no others.
+text, and the browser may run the two scripts of the page, by their checksums, and no others.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from halrp.lab.report.style import LIGHT, PAGE
 from halrp.lab.report.table import Table, Value
 
 LISTED = 200
-"""How many files of a kind are listed by name."""
+"""Most files of a kind that are listed by name."""
 KINDS = {
     "damaged": ("Damaged", "They could not be read as records."),
-    "unfinished": ("Unfinished", "Their runs were stopped; halrp resume goes on with them."),
-    "duplicate": ("Repeated", "A newer record of the same cell is there, and counts."),
-    "other": ("Something else", "JSON that is no record of a run."),
+    "unfinished": ("Unfinished", "Their runs were stopped; halrp resume continues them."),
+    "duplicate": ("Repeated", "There is a newer record of the same cell, which is used."),
+    "other": ("Something else", "JSON that is not a record of a run."),
 }
 
 
@@ -46,7 +46,7 @@ class Section:
 class LeftOut:
     """A file that the page does not use."""
 
-    file: str
+    path: str
     kind: str
     """One of damaged, unfinished, duplicate and other."""
     reason: str
@@ -59,7 +59,7 @@ class MadeFrom:
     records: int
     folders: tuple[str, ...]
     facts: tuple[tuple[str, str], ...] = ()
-    """What the records say about where they come from, such as ("commit", "558233dee820")."""
+    """The origin of the records, such as ("commit", "558233dee820")."""
 
 
 def page(title: str, sections: Sequence[Section], left_out: Sequence[LeftOut], made_from: MadeFrom) -> str:
@@ -136,7 +136,8 @@ def _header(title: str, made_from: MadeFrom) -> str:
         f'<header class="top"><div class="line"><h1>{escape(title)}</h1>'
         '<button type="button" id="theme" class="quiet" aria-label="Switch between light and dark" '
         'title="Switch between light and dark"><span aria-hidden="true">◐</span></button></div>'
-        f'<p class="lead">Every number and figure on this page is computed from {count}, read from {where}.</p>'
+        f'<p class="lead">Every number and figure on this page is computed from {count}, read from {where}. '
+        "Point at a plot to read its values; drag to move it, hold Ctrl and scroll to zoom, double-click to reset.</p>"
         + (f'<dl class="facts">{facts}</dl>' if facts else "")
         + "</header>"
     )
@@ -166,7 +167,7 @@ def _id(section: Section, part: Table | Figure) -> str:
 
 def _section(section: Section) -> str:
     about = f'<p class="about">{_prose(section.about)}</p>' if section.about else ""
-    parts = "".join(_place(section, number, part) for number, part in enumerate(section.parts))
+    parts = "".join(_container(section, number, part) for number, part in enumerate(section.parts))
     name = escape(section.key)
     heading = f'<h2 id="{name}-title">{escape(section.title)}</h2>'
     return f'<section id="{name}" aria-labelledby="{name}-title">{heading}{about}{parts}</section>'
@@ -177,8 +178,8 @@ def _prose(text: str) -> str:
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
-def _place(section: Section, number: int, part: Table | Figure) -> str:
-    """Where the script draws a part."""
+def _container(section: Section, number: int, part: Table | Figure) -> str:
+    """The element in which the script draws a part."""
     kind, name = ("figure" if isinstance(part, Figure) else "table"), _id(section, part)
     return (
         f'<article class="part {kind}" id="{name}" data-section="{escape(section.key)}" data-part="{number}" '
@@ -189,14 +190,14 @@ def _place(section: Section, number: int, part: Table | Figure) -> str:
 
 def _left_out(left_out: Sequence[LeftOut]) -> str:
     parts = []
-    for kind in dict.fromkeys([*KINDS, *(one.kind for one in left_out)]):
-        some = [one for one in left_out if one.kind == kind]
+    for kind in dict.fromkeys([*KINDS, *(file.kind for file in left_out)]):
+        some = [file for file in left_out if file.kind == kind]
         if not some:
             continue
         title, about = KINDS.get(kind, (kind, ""))
         items = "".join(
-            f"<li><code>{escape(one.file)}</code> <span>{escape(' '.join(one.reason.split()))}</span></li>"
-            for one in some[:LISTED]
+            f"<li><code>{escape(file.path)}</code> <span>{escape(' '.join(file.reason.split()))}</span></li>"
+            for file in some[:LISTED]
         )
         more = f"<p>And {len(some) - LISTED:,} more.</p>" if len(some) > LISTED else ""
         parts.append(
