@@ -132,8 +132,8 @@ def test_files_left_out_are_named_below_the_folder_that_was_given(tmp_path: Path
         Problem(Path("results/d.json"), "damaged", "not JSON"),
     ]
     first, second = left_out(problems, [folder, Path("results")])
-    assert (first.file, first.reason) == ("results/a/b.json", "results/c.json is a newer record")
-    assert (second.file, second.kind, second.reason) == ("results/d.json", "damaged", "not JSON")
+    assert (first.path, first.reason) == ("results/a/b.json", "results/c.json is a newer record")
+    assert (second.path, second.kind, second.reason) == ("results/d.json", "damaged", "not JSON")
 
 
 def test_a_thousand_records_make_a_page_in_time() -> None:

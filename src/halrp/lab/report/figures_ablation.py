@@ -14,11 +14,11 @@ import numpy as np
 
 from halrp.lab.records import metrics
 from halrp.lab.records.metrics import UndefinedMetric
-from halrp.lab.records.schema import as_text as text
+from halrp.lab.records.schema import as_text
 from halrp.lab.report import paper
 from halrp.lab.report.chart import Chart, Series
 from halrp.lab.report.figure import Axis, Figure, Plot
-from halrp.lab.report.grouped import Group, Grouped, Measured, Place, any_known, figure_of, is_number, rounded
+from halrp.lab.report.grouped import Group, Grouped, Measured, SetupGroups, any_known, figure_of, is_number, rounded
 from halrp.lab.report.heat_map import HeatMap
 from halrp.lab.report.paper import Ablated
 
@@ -122,7 +122,7 @@ def grids(grouped: Grouped) -> Figure | None:
 def parts(grouped: Grouped) -> Figure | None:
     """HALRP as released beside LRP and Random LRP, each of which leaves out one of its parts."""
     plots: dict[str, Plot] = {}
-    for setup in grouped.places:
+    for setup in grouped.setups:
         compared = _compared([group for group in setup.main if group.method in PARTS])
         methods = {entry.group.method for entry in compared}
         if PARTS[0] not in methods or len(methods) < 2:
@@ -143,14 +143,14 @@ def parts(grouped: Grouped) -> Figure | None:
     )
 
 
-def _single(grouped: Grouped) -> Iterator[tuple[Place, str, str, list[Group]]]:
+def _single(grouped: Grouped) -> Iterator[tuple[SetupGroups, str, str, list[Group]]]:
     for setup, label, keys, groups in _alike(grouped, 1):
         yield setup, label, keys[0], groups
 
 
-def _alike(grouped: Grouped, free: int) -> Iterator[tuple[Place, str, tuple[str, ...], list[Group]]]:
+def _alike(grouped: Grouped, free: int) -> Iterator[tuple[SetupGroups, str, tuple[str, ...], list[Group]]]:
     """Groups of a method in a setup that differ in `free` settings and in nothing else, with a label and their keys."""
-    for setup in grouped.places:
+    for setup in grouped.setups:
         by_method: dict[tuple[str, bool], list[Group]] = {}
         for group in setup.groups:
             by_method.setdefault((group.method, group.shows_first), []).append(group)
@@ -163,7 +163,7 @@ def _alike(grouped: Grouped, free: int) -> Iterator[tuple[Place, str, tuple[str,
                 buckets: dict[str, list[Group]] = {}
                 for group in groups:
                     rest = {key: group.values[key] for key in varied if key not in keys and key in group.values}
-                    buckets.setdefault(text(rest), []).append(group)
+                    buckets.setdefault(as_text(rest), []).append(group)
                 for bucket in buckets.values():
                     if len(bucket) >= FEWEST:
                         label = f"{setup.label} · {method} · {' × '.join(keys)}" + " · orders first-K" * first
@@ -174,7 +174,7 @@ def _alike(grouped: Grouped, free: int) -> Iterator[tuple[Place, str, tuple[str,
 def _changed(group: Group, keys: Iterable[str]) -> str:
     """Those of some settings that are not the defaults of today."""
     given = {**group.runs[0].run.recipe, **group.runs[0].run.settings}
-    return text({key: given[key] for key in keys if key in given}) or "all else default"
+    return as_text({key: given[key] for key in keys if key in given}) or "all else default"
 
 
 def _compared(groups: Sequence[Group]) -> tuple[Compared, ...]:
@@ -211,7 +211,7 @@ def _test_and_validation(
     return tuple(entry for entry in series if any_known(entry.y))
 
 
-def _ablated(setup: Place, method: str) -> list[Ablated]:
+def _ablated(setup: SetupGroups, method: str) -> list[Ablated]:
     """The rows of the paper's ablation, which is on all data, that can be compared with a method of ours in a setup."""
     if not setup.whole or setup.run.fraction != 1:
         return []
@@ -219,7 +219,7 @@ def _ablated(setup: Place, method: str) -> list[Ablated]:
     return [row for row in paper.ablation() if (row.stream, row.backbone) == here and method in row.ours]
 
 
-def _printed_values(setup: Place, key: str, group: Group) -> tuple[Series, ...]:
+def _printed_values(setup: SetupGroups, key: str, group: Group) -> tuple[Series, ...]:
     """The paper's ablation of one setting, where the other is that of a group."""
     rows = _ablated(setup, group.method)
     if key == "rate":
@@ -235,7 +235,7 @@ def _printed_values(setup: Place, key: str, group: Group) -> tuple[Series, ...]:
     return (Series("paper", x, rounded(y), rounded(error), dashed=True),)
 
 
-def _printed_part(setup: Place, group: Group) -> float | None:
+def _printed_part(setup: SetupGroups, group: Group) -> float | None:
     """What the paper prints for HALRP, or for one of its ablations."""
     if (printed := setup.printed(group.method)) is not None:
         return printed.accuracy
@@ -261,7 +261,7 @@ def _value(group: Group, key: str) -> str:
     if key not in group.values:
         return "unknown"
     value = group.values[key]
-    return "none" if value is None else text({"": float(value) if is_number(value) else value}).removeprefix("=")
+    return "none" if value is None else as_text({"": float(value) if is_number(value) else value}).removeprefix("=")
 
 
 def _sorted(values: Mapping[str, Any]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from halrp.lab.report.grouped import (
     Group,
     Grouped,
     Measured,
-    Place,
+    SetupGroups,
     any_known,
     figure_of,
     rounded,
@@ -62,7 +62,7 @@ def accuracy_matrix(grouped: Grouped) -> Figure | None:
 def over_stream(grouped: Grouped) -> Figure | None:
     """The average accuracy of the tasks seen so far, after each task."""
     plots: dict[str, Plot] = {}
-    for setup in grouped.places:
+    for setup in grouped.setups:
         series = []
         for group in setup.main:
             averages = [_seen(measured) for measured in group.runs]
@@ -85,7 +85,7 @@ def over_stream(grouped: Grouped) -> Figure | None:
 def forgetting(grouped: Grouped) -> Figure | None:
     """Backward transfer by order and method."""
     plots: dict[str, Plot] = {}
-    for setup in grouped.places:
+    for setup in grouped.setups:
         orders = tuple(dict.fromkeys(measured.run.order for group in setup.main for measured in group.runs))
         series = []
         for group in setup.main:
@@ -112,7 +112,7 @@ def forgetting(grouped: Grouped) -> Figure | None:
 def order_disparity(grouped: Grouped) -> Figure | None:
     """Disparity between orders by method, beside the noise of training alone, all orders and the paper's."""
     plots: dict[str, Plot] = {}
-    for setup in grouped.places:
+    for setup in grouped.setups:
         for name, largest in (("mopd", "the largest"), ("aopd", "the mean")):
             if series := _disparities(setup, name):
                 axes = Axis("method"), Axis(f"{name.upper()} in points: {largest} over tasks", zero=True)
@@ -131,7 +131,7 @@ def order_disparity(grouped: Grouped) -> Figure | None:
 def final_accuracy(grouped: Grouped) -> Figure | None:
     """Accuracy at the end of the stream by method, beside the paper's."""
     plots: dict[str, Plot] = {}
-    for setup in grouped.places:
+    for setup in grouped.setups:
         groups = [group for group in setup.main if group.number("accuracy") is not None]
         if not groups:
             continue
@@ -175,7 +175,7 @@ def _spread(group: Group) -> str:
     return f"{group.repeats}, standard error over {over}" if isinstance(over, str) else group.repeats
 
 
-def _disparities(setup: Place, name: str) -> list[Series]:
+def _disparities(setup: SetupGroups, name: str) -> list[Series]:
     """The bars of one of the two disparities."""
     exact = {group.name: group for group in setup.groups if group.row["every_order"] is True}
     representative = {group.name: group for group in setup.main if group.row["every_order"] is not True}

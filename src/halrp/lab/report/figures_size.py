@@ -40,12 +40,12 @@ def figures(grouped: Grouped) -> tuple[Figure, ...]:
 def frontier(grouped: Grouped) -> Figure | None:
     """Final accuracy against the bytes that a later task adds, a point for every method and its settings."""
     plots: dict[str, Plot] = {}
-    for setup in grouped.places:
+    for setup in grouped.setups:
         points: dict[str, list[tuple[float, float, float | None, str]]] = {}
         for group in setup.distinct:
             bytes_, accuracy = group.number("later_bytes"), group.number("accuracy")
             if bytes_ is not None and accuracy is not None and bytes_ > 0:
-                note = ", ".join(filter(None, (group.apart, group.repeats)))
+                note = ", ".join(filter(None, (group.variant, group.repeats)))
                 point = round(bytes_), accuracy, group.number("error_usual"), note
                 points.setdefault(group.method, []).append(point)
         series = []
@@ -68,7 +68,7 @@ def frontier(grouped: Grouped) -> Figure | None:
 def growth(grouped: Grouped) -> Figure | None:
     """How much larger than a single-task model all that is stored has become, after each task."""
     plots: dict[str, Plot] = {}
-    for setup in grouped.places:
+    for setup in grouped.setups:
         for size, title in SIZES.items():
             series = []
             for group in setup.main:
@@ -136,7 +136,7 @@ def importance(grouped: Grouped) -> Figure | None:
 def spectra(grouped: Grouped) -> Figure | None:
     """The predicted loss that each component of each layer recovers, retained or cut, for a few tasks."""
     plots: dict[str, Plot] = {}
-    for setup in grouped.places:
+    for setup in grouped.setups:
         for group in setup.distinct:
             first = next((measured for measured in group.runs if any(_facts(measured, "scores"))), None)
             if first is None:

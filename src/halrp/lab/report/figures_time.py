@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from halrp.lab.records import metrics
 from halrp.lab.records.metrics import UndefinedMetric
 from halrp.lab.report.chart import Chart, Series
 from halrp.lab.report.figure import Axis, Figure, Plot
-from halrp.lab.report.grouped import MAIN, Array, Group, Grouped, Measured, Place, any_known, figure_of, rounded
+from halrp.lab.report.grouped import MAIN, Array, Group, Grouped, Measured, SetupGroups, any_known, figure_of, rounded
 
 
 def figures(grouped: Grouped) -> tuple[Figure, ...]:
@@ -29,13 +30,14 @@ def time(grouped: Grouped) -> Figure | None:
             return np.full(measured.run.tasks, np.nan)
         return np.array(times.cumulative if cumulative else times.per_task)
 
+    def mean(cumulative: bool, group: Group) -> Array:
+        return group.mean(ratios(measured, cumulative) for measured in group.runs)
+
     plots: dict[str, Plot] = {}
-    for setup in grouped.places:
+    for setup in grouped.setups:
         for cumulative, title in ((False, "each task"), (True, "all tasks so far")):
             y = f"time of {title}, in first tasks of stl"
-            series = _lines(
-                setup, lambda group, c=cumulative: group.mean(ratios(measured, c) for measured in group.runs)
-            )  # type: ignore[misc]
+            series = _lines(setup, partial(mean, cumulative))
             if series:
                 plots[f"{setup.label} · {title}"] = Chart("lines", Axis("task"), Axis(y, zero=True), series)
     return figure_of(
@@ -51,7 +53,7 @@ def time(grouped: Grouped) -> Figure | None:
 def memory(grouped: Grouped) -> Figure | None:
     """The most memory that was in use while each task was learned."""
     plots: dict[str, Plot] = {}
-    for setup in grouped.places:
+    for setup in grouped.setups:
         series = _lines(
             setup, lambda group: np.max([measured.column("peak_bytes") / 1e6 for measured in group.runs], axis=0), 1
         )
@@ -67,7 +69,7 @@ def memory(grouped: Grouped) -> Figure | None:
     )
 
 
-def _lines(setup: Place, find: Callable[[Group], Array], digits: int = 3) -> tuple[Series, ...]:
+def _lines(setup: SetupGroups, find: Callable[[Group], Array], digits: int = 3) -> tuple[Series, ...]:
     """A line over positions for each group that has one."""
     lines = []
     for group in setup.main:

@@ -67,7 +67,7 @@ class Group:
         return str(self.row["method"])
 
     @property
-    def apart(self) -> str:
+    def variant(self) -> str:
         """The settings that distinguish it from other groups of the method in the setup; empty if there are none."""
         return str(self.row["variant"])
 
@@ -161,20 +161,12 @@ class Grouped:
             )
         )
 
-    @property
-    def places(self) -> tuple[SetupGroups, ...]:
-        """The setups, by the name that builders of figures use."""
-        return self.setups
-
     def each(self) -> Iterator[tuple[SetupGroups, Group, Measured]]:
         """Every run, with its group and setup."""
         for setup in self.setups:
             for group in setup.groups:
                 for run in group.runs:
                     yield setup, group, run
-
-
-Place = SetupGroups
 
 
 def run_label(setup: SetupGroups, group: Group, run: Measured) -> str:
