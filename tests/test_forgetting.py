@@ -80,11 +80,11 @@ class LateWriter(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.one, self.fc = nn.Linear(10, 12), nn.Linear(12, 3)
+        self.first, self.fc = nn.Linear(10, 12), nn.Linear(12, 3)
         self.steps, self.late = nn.Buffer(torch.zeros(())), nn.Buffer(torch.zeros(12))
 
     def forward(self, x: Tensor) -> Any:
-        y = self.one(x)
+        y = self.first(x)
         if self.training:
             self.steps.add_(1)
             if self.steps % 6 in (4, 5):
@@ -108,9 +108,9 @@ def test_views_share_the_bases_memory() -> None:
     learner.learn("a", tiny_task("conv", 0))
     learner.learn("b", tiny_task("conv", 1))
     base: Any = learner.module(None)
-    one: Any = learner.module("b")
+    first: Any = learner.module("b")
     other: Any = learner.module("b")
-    assert one.conv.base_weight.data_ptr() == other.conv.base_weight.data_ptr() == base.conv.weight.data_ptr()
+    assert first.conv.base_weight.data_ptr() == other.conv.base_weight.data_ptr() == base.conv.weight.data_ptr()
 
 
 def test_the_first_task_is_the_base_and_owns_nothing() -> None:

@@ -127,8 +127,8 @@ def test_every_form_of_data_is_learned(form: str) -> None:
 
 def test_tensors_and_their_tensor_data_set_are_one_task() -> None:
     x, y = tiny_task("mlp", 0)
-    one, other = (Learner(net("mlp"), recipe=FAST, method=ROOMY, base="given") for _ in range(2))
-    a, b = tensors(one.learn("a", (x, y))), tensors(other.learn("a", TensorDataset(x, y)))
+    single, other = (Learner(net("mlp"), recipe=FAST, method=ROOMY, base="given") for _ in range(2))
+    a, b = tensors(single.learn("a", (x, y))), tensors(other.learn("a", TensorDataset(x, y)))
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
@@ -150,9 +150,9 @@ def test_module_export_and_chunks_agree_with_predict(kind: str) -> None:
         assert not learner.module(task).training
         assert [type(m) for m in exported.modules()] == [type(m) for m in model.modules()]
         storages = {t.untyped_storage().data_ptr() for t in exported.state_dict().values()}
-        kept = {t.untyped_storage().data_ptr() for t in learner._ready.module.state_dict().values()}
-        kept |= {t.untyped_storage().data_ptr() for d in learner.tasks.values() for t in tensors(d).values()}
-        assert not storages & kept
+        shared_storages = {t.untyped_storage().data_ptr() for t in learner._ready.module.state_dict().values()}
+        shared_storages |= {t.untyped_storage().data_ptr() for d in learner.tasks.values() for t in tensors(d).values()}
+        assert not storages & shared_storages
         assert list(exported.state_dict()) == list(model.state_dict())
 
 
@@ -282,7 +282,7 @@ def test_a_task_stays_within_its_budget() -> None:
         task = tiny_task("conv", 0)
         delta = learner.learn("a", task, val=task)
         assert delta.bytes == len(delta.to_bytes()) <= bound
-        assert any(delta.ranks.values()) or delta.shapes  # something was bought
+        assert any(delta.ranks.values()) or delta.shapes  # something was stored
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

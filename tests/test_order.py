@@ -29,9 +29,9 @@ def learned(kind: str, order: Iterable[int], seed: int = 0, base: Any = "first",
     return dict(learner.tasks)
 
 
-def same(one: Delta, other: Delta) -> bool:
-    a, b = tensors(one), tensors(other)
-    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a) and one.view == other.view
+def same(first: Delta, other: Delta) -> bool:
+    a, b = tensors(first), tensors(other)
+    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a) and first.view == other.view
 
 
 @pytest.mark.parametrize("kind", ["conv", "transformer", "gru"])
@@ -50,8 +50,8 @@ def test_with_a_given_base_all_tasks_commute() -> None:
 
 
 def test_another_seed_gives_other_deltas() -> None:
-    one, other = learned("mlp", [0, 1], base="given"), learned("mlp", [0, 1], base="given", seed=1)
-    assert not same(one["t1"], other["t1"])
+    first, other = learned("mlp", [0, 1], base="given"), learned("mlp", [0, 1], base="given", seed=1)
+    assert not same(first["t1"], other["t1"])
 
 
 def test_another_name_gives_another_delta() -> None:

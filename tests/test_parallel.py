@@ -45,59 +45,59 @@ def files(learned: Learner) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def sequential() -> dict[str, bytes]:
-    one = learner()
+    learning = learner()
     for name, (train, val) in TASKS.items():
-        one.learn(name, train, val)
-    return files(one)
+        learning.learn(name, train, val)
+    return files(learning)
 
 
 def test_without_an_engine_tasks_are_learned_one_after_another(sequential: dict[str, bytes]) -> None:
-    one = learner()
-    assert list(one.learn_many(TASKS)) == list("abcd")
-    assert files(one) == sequential
+    learning = learner()
+    assert list(learning.learn_many(TASKS)) == list("abcd")
+    assert files(learning) == sequential
 
 
 def test_an_engine_that_works_backwards_gives_the_same_bits_in_the_given_order(sequential: dict[str, bytes]) -> None:
-    one = learner()
-    one.learn_many(TASKS, engine=Backwards())
-    assert list(one.tasks) == list("abcd")
-    assert files(one) == sequential
+    learning = learner()
+    learning.learn_many(TASKS, engine=Backwards())
+    assert list(learning.tasks) == list("abcd")
+    assert files(learning) == sequential
 
 
 def test_processes_give_the_same_bits_and_the_store_has_them(sequential: dict[str, bytes], tmp_path: Path) -> None:
-    one = learner(store=tmp_path)
+    learning = learner(store=tmp_path)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as engine:
-        one.learn_many(TASKS, engine=engine)
-    assert files(one) == sequential
+        learning.learn_many(TASKS, engine=engine)
+    assert files(learning) == sequential
     assert files(Learner.load(tmp_path, net("conv"))) == sequential
 
 
 def test_tasks_are_added_to_those_already_learned(sequential: dict[str, bytes]) -> None:
-    one = learner()
-    one.learn_many({n: TASKS[n] for n in "ab"})
-    one.learn_many({n: {"train": TASKS[n][0], "val": TASKS[n][1], "classes": 3} for n in "cd"}, engine=Backwards())
-    assert files(one) == sequential
+    learning = learner()
+    learning.learn_many({n: TASKS[n] for n in "ab"})
+    learning.learn_many({n: {"train": TASKS[n][0], "val": TASKS[n][1], "classes": 3} for n in "cd"}, engine=Backwards())
+    assert files(learning) == sequential
 
 
 def test_a_task_that_fails_leaves_those_before_it_and_none_after(sequential: dict[str, bytes]) -> None:
-    one = learner()
+    learning = learner()
     x, y = TASKS["c"][0]
     broken = {**TASKS, "c": ((x * float("nan"), y), None)}
     with ThreadPoolExecutor(1) as engine, pytest.raises(DataError, match="c: train"):
-        one.learn_many(broken, engine=engine)
-    assert files(one) == {n: sequential[n] for n in "ab"}
+        learning.learn_many(broken, engine=engine)
+    assert files(learning) == {n: sequential[n] for n in "ab"}
 
 
 def test_a_method_whose_compression_depends_on_other_tasks_cannot_learn_in_parallel() -> None:
-    one = Learner(net("conv"), method=Halrp.official(), recipe=FAST)
+    learning = Learner(net("conv"), method=Halrp.official(), recipe=FAST)
     with pytest.raises(SettingError, match=r"Prune\(.*cannot be learned in parallel"):
-        one.learn_many(TASKS, engine=Backwards())
+        learning.learn_many(TASKS, engine=Backwards())
 
 
 def test_names_and_data_are_checked_before_anything_is_learned() -> None:
-    one = learner()
+    learning = learner()
     with pytest.raises(TaskError, match="cannot read task data"):
-        one.learn_many({"a": TASKS["a"], "b": TASKS["b"][0]})
+        learning.learn_many({"a": TASKS["a"], "b": TASKS["b"][0]})
     with pytest.raises(TaskError, match="non-empty"):
-        one.learn_many({"a": TASKS["a"], "": TASKS["b"]})
-    assert not one.tasks
+        learning.learn_many({"a": TASKS["a"], "": TASKS["b"]})
+    assert not learning.tasks

@@ -44,7 +44,7 @@ class DropoutNet(nn.Module):
 
 
 class Log:
-    """A progress callback that notes finished epochs and stops after so many."""
+    """A progress callback that notes finished epochs and stops after a number of them."""
 
     def __init__(self, stop: int | None = None) -> None:
         self.stop = stop
@@ -67,11 +67,11 @@ def task(name: str, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def learn(store: Path | None, log: Log | None = None, **settings: Any) -> Learner:
     """Learn what the store does not have yet, as a script that is run again does."""
-    found = learner(store, log, **settings)
+    result = learner(store, log, **settings)
     for name in TASKS:
-        if name not in found.tasks:
-            found.learn(name, task(name), val=tiny_task("conv", 5))
-    return found
+        if name not in result.tasks:
+            result.learn(name, task(name), val=tiny_task("conv", 5))
+    return result
 
 
 def interrupted(store: Path, after: int, **settings: Any) -> None:
@@ -88,13 +88,13 @@ def contents(store: Path) -> dict[str, bytes]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Mapping[str, bytes], list[tuple[str, str, int]], Learner]:
     """Files, finished epochs and learner of a run that was never interrupted."""
     store, log = tmp_path_factory.mktemp("whole"), Log()
-    found = learn(store, log)
-    return contents(store), log.epochs, found
+    result = learn(store, log)
+    return contents(store), log.epochs, result
 
 
 def test_an_uninterrupted_run_has_the_epochs_that_are_interrupted_here(whole: Any) -> None:
-    _, epochs, found = whole
-    best = found.tasks["b"].view
+    _, epochs, result = whole
+    best = result.tasks["b"].view
     stages = [("base", BASE), ("warm-up", WARM_UP), ("fine-tune: mean", TRIAL), ("fine-tune: full", TRIAL)]
     expected = [(name, epoch) for name, count in stages for epoch in range(1, count + 1)]
     expected += [(f"fine-tune: {best}", TRIAL + epoch) for epoch in range(1, REST + 1)]
@@ -110,7 +110,7 @@ def test_interrupted_after_any_epoch_a_new_learner_finishes_with_the_same_files(
     interrupted(tmp_path, after)
     log = Log()
     resumed = learner(tmp_path, log)
-    # The base is committed when its last epoch has been told.
+    # The base is committed when its last epoch has been reported.
     assert list(resumed.tasks) == (["a"] if after > BASE else [])
     resumed = learn(tmp_path, log)
     assert log.epochs == epochs[after:]
@@ -122,15 +122,15 @@ def test_interrupted_after_any_epoch_a_new_learner_finishes_with_the_same_files(
 
 def test_interrupted_again_and_again_it_still_finishes_with_the_same_files(whole: Any, tmp_path: Path) -> None:
     files_, epochs, _ = whole
-    told = []
+    reported = []
     for _ in range(EVENTS):
         log = Log(1)
         with pytest.raises(Interrupt):
             learn(tmp_path, log)
-        told += log.epochs
+        reported += log.epochs
     log = Log()
     learn(tmp_path, log)
-    assert told == epochs
+    assert reported == epochs
     assert log.epochs == []
     assert contents(tmp_path) == files_
 
@@ -139,14 +139,14 @@ def test_interrupted_again_and_again_it_still_finishes_with_the_same_files(whole
 def test_the_interrupted_learner_itself_goes_on_too(after: int, whole: Any, tmp_path: Path) -> None:
     files_, epochs, _ = whole
     log = Log(after)
-    found = learner(tmp_path, log)
+    result = learner(tmp_path, log)
     for name in TASKS:
         for _ in range(2):
-            if name not in found.tasks:
+            if name not in result.tasks:
                 try:
-                    found.learn(name, task(name), val=tiny_task("conv", 5))
+                    result.learn(name, task(name), val=tiny_task("conv", 5))
                 except Interrupt:
-                    assert name not in found.tasks
+                    assert name not in result.tasks
     assert log.epochs == epochs
     assert contents(tmp_path) == files_
 
@@ -166,17 +166,17 @@ def test_inside_an_epoch_too(whole: Any, tmp_path: Path, monkeypatch: pytest.Mon
 
         limit = 0
 
-    told: list[tuple[str, str, int]] = []
+    reported: list[tuple[str, str, int]] = []
     for limit in (5, 15, 25, 35):
         log = Inside()
-        log.limit, steps = limit - 3 * len(told), 0
+        log.limit, steps = limit - 3 * len(reported), 0
         with pytest.raises(Interrupt):
             learn(tmp_path, log)
-        told += log.epochs
+        reported += log.epochs
     log = Inside()
     log.limit = 10**6
     learn(tmp_path, log)
-    assert told + log.epochs == epochs
+    assert reported + log.epochs == epochs
     assert contents(tmp_path) == files_
 
 
@@ -263,12 +263,12 @@ def test_finished_tasks_are_there_with_their_predictions(whole: Any, tmp_path: P
     _, _, finished = whole
     learn(tmp_path)
     log = Log()
-    found = learner(tmp_path, log)
-    assert list(found.tasks) == ["a", "b"]
+    result = learner(tmp_path, log)
+    assert list(result.tasks) == ["a", "b"]
     x = task("a")[0]
     for name in (None, *TASKS):
-        assert torch.equal(found.predict(x, name), finished.predict(x, name))
-    assert [d.to_bytes() for d in found.tasks.values()] == [d.to_bytes() for d in finished.tasks.values()]
+        assert torch.equal(result.predict(x, name), finished.predict(x, name))
+    assert [d.to_bytes() for d in result.tasks.values()] == [d.to_bytes() for d in finished.tasks.values()]
     assert log.epochs == []
 
 
@@ -309,9 +309,9 @@ def test_with_other_settings_the_task_starts_anew(other: str, after: int, tmp_pa
 @pytest.mark.parametrize("after", [1, WARM_UP + 2 * TRIAL + 1])
 def test_with_other_data_of_the_same_size_the_task_starts_anew(part: str, after: int, tmp_path: Path) -> None:
     def run(store: Path, log: Log, data: dict[str, Any]) -> Learner:
-        found = learner(store, log, base="given")
-        found.learn("b", **data)
-        return found
+        result = learner(store, log, base="given")
+        result.learn("b", **data)
+        return result
 
     x, y = task("b")
     first: dict[str, Any] = {"train": (x, y), "val": task("b", 1)}
@@ -336,8 +336,8 @@ def test_other_models_go_on_too(kind: str, tmp_path: Path) -> None:
     method = dataclasses.replace(METHOD, precision="int8")
 
     def run(store: Path, log: Log) -> None:
-        found = Learner(net(kind), recipe=RECIPE, method=method, base="given", store=store, progress=log)
-        found.learn("a", tiny_task(kind, 0), val=tiny_task(kind, 1))
+        result = Learner(net(kind), recipe=RECIPE, method=method, base="given", store=store, progress=log)
+        result.learn("a", tiny_task(kind, 0), val=tiny_task(kind, 1))
 
     log = Log()
     run(tmp_path / "whole", log)
@@ -369,8 +369,8 @@ def test_without_a_store_nothing_is_written(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(atomic, "write", write)
     monkeypatch.chdir(tmp_path)
-    found = learn(None)
-    assert list(found.tasks) == ["a", "b"]
+    result = learn(None)
+    assert list(result.tasks) == ["a", "b"]
     assert not any(tmp_path.iterdir())
 
 

@@ -30,10 +30,10 @@ def test_a_seed_is_a_function_of_its_parts_and_fits_every_generator() -> None:
     assert seed == 6867915059515246579
 
 
-@pytest.mark.parametrize("place", range(5))
-def test_a_seed_differs_when_any_part_does(place: int) -> None:
+@pytest.mark.parametrize("where", range(5))
+def test_a_seed_differs_when_any_part_does(where: int) -> None:
     parts: list[object] = [0, "base", "birds", "warm-up", 3]
-    other = [*parts[:place], 1 if isinstance(parts[place], int) else "other", *parts[place + 1 :]]
+    other = [*parts[:where], 1 if isinstance(parts[where], int) else "other", *parts[where + 1 :]]
     assert seeding.seed_of(*other) != seeding.seed_of(*parts)
 
 
@@ -52,8 +52,8 @@ def test_seeds_are_not_confused_by_concatenation_or_by_separators_inside_names()
         (1, 23),
         (12, 3),
     ]
-    for one, other in itertools.combinations(sequences, 2):
-        assert seeding.seed_of(*one) != seeding.seed_of(*other), (one, other)
+    for first, other in itertools.combinations(sequences, 2):
+        assert seeding.seed_of(*first) != seeding.seed_of(*other), (first, other)
 
 
 def test_a_name_that_is_no_valid_unicode_has_a_seed() -> None:

@@ -75,13 +75,13 @@ score_lists = st.lists(st.floats(0, 100, allow_subnormal=False), min_size=0, max
 
 @given(st.lists(score_lists, min_size=1, max_size=4), st.floats(0.01, 1), st.floats(0.01, 1))
 @settings(deadline=None, derandomize=True)
-def test_the_rate_is_reached_and_ranks_rise_with_it(layers: list[list[float]], one: float, two: float) -> None:
+def test_the_rate_is_reached_and_ranks_rise_with_it(layers: list[list[float]], rate_a: float, rate_b: float) -> None:
     scores = {str(n): torch.tensor(layer, dtype=torch.float64) for n, layer in enumerate(layers)}
-    low, high = (allocate.by_loss_rate(scores, rate) for rate in sorted((one, two)))
+    low, high = (allocate.by_loss_rate(scores, rate) for rate in sorted((rate_a, rate_b)))
     assert all(low[layer] <= high[layer] <= len(scores[layer]) for layer in scores)
     total = sum(float(layer.sum()) for layer in scores.values())
     # The share is summed in another order here: a few units of float64 rounding.
-    assert value(scores, high) >= max(one, two) * total * (1 - 1e-12)
+    assert value(scores, high) >= max(rate_a, rate_b) * total * (1 - 1e-12)
 
 
 @given(st.lists(score_lists, min_size=1, max_size=4), st.floats(0.01, 1))
@@ -129,8 +129,8 @@ def optimum(curves: Curves, budget: int) -> float:
     for ranks in itertools.product(*(range(len(scores) + 1) for scores, _ in curves.values())):
         spent = sum(sum(costs[:rank]) for rank, (_, costs) in zip(ranks, curves.values(), strict=True))
         if spent <= budget:
-            bought = sum(sum(scores[:rank]) for rank, (scores, _) in zip(ranks, curves.values(), strict=True))
-            best = max(best, bought)
+            recovered = sum(sum(scores[:rank]) for rank, (scores, _) in zip(ranks, curves.values(), strict=True))
+            best = max(best, recovered)
     return best
 
 
@@ -145,7 +145,7 @@ def largest_segment(scores: list[float], costs: list[int]) -> float:
 
 
 def buy(curves: Curves, budget: int) -> float:
-    """Allocate, check the hard bound, and return what was bought."""
+    """Allocate, check the hard bound, and return the score it reaches."""
     scores = {layer: torch.tensor(values, dtype=torch.float64) for layer, (values, _) in curves.items()}
     prices = {layer: torch.tensor(costs, dtype=torch.int64) for layer, (_, costs) in curves.items()}
     ranks = allocate.by_budget(scores, prices, budget)
@@ -191,7 +191,7 @@ def test_a_good_last_step_is_found_behind_a_poor_one() -> None:
     scores = tensors(owned=[1, 0.1, 9], other=[2, 2, 2])
     price = {"owned": torch.tensor([4, 4, 1]), "other": torch.tensor([4, 4, 4])}
     assert allocate.by_budget(scores, price, 9) == {"owned": 3, "other": 0}
-    # One short of the whole segment: its poor beginning must not be bought instead of the other layer.
+    # One short of the whole segment: its poor beginning must not be chosen instead of the other layer.
     assert allocate.by_budget(scores, price, 8) == {"owned": 0, "other": 2}
     assert allocate.by_budget(scores, price, 13) == {"owned": 3, "other": 1}
 

@@ -70,9 +70,9 @@ def best(options: Mapping[str, LayerOptions], limit: int) -> float:
 
 
 def random_options(generator: torch.Generator, shape: tuple[int, int], may_be_dense: bool) -> LayerOptions:
-    draws = torch.rand(min(shape), generator=generator, dtype=torch.float64).sort(descending=True).values
+    samples = torch.rand(min(shape), generator=generator, dtype=torch.float64).sort(descending=True).values
     rest = float(torch.rand((), generator=generator)) if may_be_dense else 0.0
-    return layer(draws.pow(3).tolist(), shape, rest=rest, may_be_dense=may_be_dense)
+    return layer(samples.pow(3).tolist(), shape, rest=rest, may_be_dense=may_be_dense)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -119,7 +119,7 @@ def test_a_weight_of_a_view_that_cannot_express_it_is_never_owned() -> None:
 def test_two_weights_with_steps_of_one_cost_get_the_optimum(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     drawn = [torch.rand(4, generator=generator, dtype=torch.float64).sort(descending=True).values for _ in range(2)]
-    # 10 for scales, 10 per component, 50 in all: ranks 0 to 3, then owned, each one costs 10 more. The last step buys
+    # 10 for scales, 10 per component, 50 in all: ranks 0 to 3, then dense, each step costs 10. The last one recovers
     # the fourth component; with scores that descend every greedy choice is right.
     options = {str(n): layer(scores.tolist(), (5, 5), weight=50) for n, scores in enumerate(drawn)}
     for limit in range(20, 120, 5):
@@ -205,11 +205,11 @@ def test_one_byte_numbers_are_still_bounded_in_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "minimum", "what"),
+    ("settings", "minimum", "unit_name"),
     [("bytes", 40 + 8 + 4 * 22, "bytes"), ("parameters", 10 + 1 + 22, "parameters")],
 )
 def test_a_budget_below_the_fixed_part_names_the_minimum_which_then_works(
-    settings: str, minimum: int, what: str
+    settings: str, minimum: int, unit_name: str
 ) -> None:
     unit = 4 if settings == "bytes" else 1
     options = {"first": layer([1.0, 0.5], unit=unit), "second": layer([2.0, 0.1], unit=unit)}
@@ -218,10 +218,10 @@ def test_a_budget_below_the_fixed_part_names_the_minimum_which_then_works(
     with pytest.raises(BudgetTooSmall) as refusal:
         Budget(**bounds).allocate(options, fixed, ANY)
     message = str(refusal.value)
-    assert f"{minimum - 1} {what}" in message
+    assert f"{minimum - 1} {unit_name}" in message
     assert f"at least {minimum}" in message
     assert "scales of second" in message
-    assert "bias" in message or what == "parameters"
+    assert "bias" in message or unit_name == "parameters"
     allocation = Budget(**{settings: minimum}).allocate(options, fixed, ANY)
     assert allocation == Allocation({"first": 0, "second": 0})
 
@@ -277,7 +277,7 @@ def test_a_learned_task_never_exceeds_its_budget_in_numbers(model: nn.Module, vi
     for settings in ({"parameters_per_task": int(share * size)}, {"growth_per_task": share}):
         delta = learn(model, view=view, **settings)
         assert delta.parameters <= int(share * size)
-        # A bound that is not used would hold as well; from 1 on, everything that the view expresses is bought.
+        # A bound that is not used would hold as well; from 1 on, everything that the view expresses is stored.
         assert share >= 1 or delta.parameters > 0.75 * share * size
 
 
@@ -291,11 +291,11 @@ def test_the_file_of_a_learned_task_never_exceeds_its_budget_in_bytes(
     for extra in (0, 60, 250, 900, 2_000, 20_000):
         delta = learn(model, bytes_per_task=least + extra, view=view, precision=precision)
         assert delta.bytes == len(delta.to_bytes()) <= least + extra
-        own = sum(delta.owned[name].numel() for name in delta.shapes)
-        entries.append(sum(f.p.numel() + f.q.numel() for f in delta.factors.values()) + own)
+        dense = sum(delta.owned[name].numel() for name in delta.shapes)
+        entries.append(sum(f.p.numel() + f.q.numel() for f in delta.factors.values()) + dense)
     assert entries[0] == 0
     assert entries == sorted(entries)
-    # What 900 bytes more buy, at the size of an entry: what is left over is less than the dearest component.
+    # What 900 bytes more pay for, at the size of an entry: what is left over is less than the dearest component.
     size = {"float32": 4, "bfloat16": 2, "int8": 1}[precision]
     assert entries[3] * size > 900 - 4 * (8 + 72) or entries[3] == entries[-1]
     # With room for it, all that the view can express: every weight, or every component of the kernels' means.
@@ -316,7 +316,7 @@ def test_through_the_learner_the_named_minimum_works_and_one_byte_less_does_not(
     name = "n" * length
     least = minimum(model, name, view="mean")
     delta = learn(model, name, bytes_per_task=least, view="mean")
-    # The bound on the header has room for longer numbers: 32 bytes a tensor, and 24 digits for what was bought.
+    # The bound on the header has room for longer numbers: 32 bytes a tensor, and 24 digits for the recovered loss.
     slack = 32 * len(delta.tensors()) + 3 * 24 * len(delta.recovered)
     assert least - slack <= delta.bytes <= least
     with pytest.raises(BudgetTooSmall):

@@ -79,11 +79,11 @@ def test_truncation_error_is_the_energy_of_the_dropped_spectrum(rank: int) -> No
 def test_a_rank_returns_the_leading_triplets_only(rank: int) -> None:
     B = randn(7, 5)
     everything, leading = decompose.plain(B), decompose.plain(B, rank)
-    kept = min(rank, 5)
-    assert leading[1].shape == (kept,)
-    torch.testing.assert_close(leading[0], everything[0][:, :kept])
-    torch.testing.assert_close(leading[1], everything[1][:kept])
-    torch.testing.assert_close(leading[2], everything[2][:, :kept])
+    count = min(rank, 5)
+    assert leading[1].shape == (count,)
+    torch.testing.assert_close(leading[0], everything[0][:, :count])
+    torch.testing.assert_close(leading[1], everything[1][:count])
+    torch.testing.assert_close(leading[2], everything[2][:, :count])
 
 
 def test_signs_do_not_depend_on_the_sign_of_an_equivalent_decomposition() -> None:
@@ -121,12 +121,12 @@ def test_randomized_truncation_is_within_two_percent_of_the_optimum(
 ) -> None:
     sigma = SPECTRA[spectrum]
     B = with_spectrum(*shape, sigma)
-    u, found, v = decompose._randomized(B, rank)
+    u, approximate, v = decompose._randomized(B, rank)
     optimum = sigma[rank:].square().sum().sqrt()
-    assert float((B - (u * found) @ v.mT).norm()) <= 1.02 * float(optimum)
+    assert float((B - (u * approximate) @ v.mT).norm()) <= 1.02 * float(optimum)
     torch.testing.assert_close(u.mT @ u, torch.eye(rank, dtype=torch.float64))
     torch.testing.assert_close(v.mT @ v, torch.eye(rank, dtype=torch.float64))
-    assert bool((found <= sigma[:rank] * (1 + 1e-12)).all())
+    assert bool((approximate <= sigma[:rank] * (1 + 1e-12)).all())
 
 
 def test_a_large_matrix_of_noise_is_truncated_within_the_documented_bound() -> None:

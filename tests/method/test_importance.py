@@ -41,11 +41,11 @@ def gradient(module: nn.Module, weight: Tensor, x: Tensor, y: Tensor) -> Tensor:
 def test_mean_square_weighs_each_batchs_mean_squared_gradient_by_its_size(kind: str) -> None:
     module, data = double(kind)
     weights = matrices(module)
-    found = MeanSquare()(module, weights, data, 5)
+    measured = MeanSquare()(module, weights, data, 5)
     for name, weight in weights.items():
         batches = [(data.x[i : i + 5], data.y[i : i + 5]) for i in (0, 5, 10)]
         terms = [len(y) * gradient(module, weight, x, y).square().mean() for x, y in batches]
-        torch.testing.assert_close(found[name], sum(terms) / 3, **EXACT)
+        torch.testing.assert_close(measured[name], sum(terms) / 3, **EXACT)
 
 
 class Singles(InMemory):
@@ -58,21 +58,21 @@ class Singles(InMemory):
 def test_mean_square_over_batches_of_one_is_the_mean_diagonal_of_the_empirical_fisher() -> None:
     module, data = double("mlp", 8)
     weights = matrices(module)
-    found = MeanSquare()(module, weights, Singles(data.x, data.y), 1)
+    measured = MeanSquare()(module, weights, Singles(data.x, data.y), 1)
     for name, weight in weights.items():
         rows = [gradient(module, weight, x, y).flatten() for x, y in zip(data.x.split(1), data.y.split(1), strict=True)]
         fisher = torch.stack([torch.outer(row, row) for row in rows]).mean(0)
-        torch.testing.assert_close(found[name], fisher.diagonal().mean(), **EXACT)
+        torch.testing.assert_close(measured[name], fisher.diagonal().mean(), **EXACT)
 
 
 @pytest.mark.parametrize("batch", [4, 5, 100])
 def test_gradient_norm_is_that_of_the_whole_data_whatever_the_batches(batch: int) -> None:
     module, data = double("conv")
     weights = matrices(module)
-    found = GradientNorm()(module, weights, data, batch)
+    measured = GradientNorm()(module, weights, data, batch)
     for name, weight in weights.items():
         expected = gradient(module, weight, data.x, data.y).square().sum()
-        torch.testing.assert_close(found[name], expected, rtol=1e-11, atol=1e-14)
+        torch.testing.assert_close(measured[name], expected, rtol=1e-11, atol=1e-14)
 
 
 def test_a_weight_that_the_output_does_not_use_has_no_importance() -> None:
@@ -88,9 +88,9 @@ def test_a_weight_that_the_output_does_not_use_has_no_importance() -> None:
     data = InMemory(tiny_task("mlp")[0].double(), tiny_task("mlp")[1])
     weights = matrices(module)
     for rule in (MeanSquare(), GradientNorm()):
-        found = rule(module, weights, data, 8)
-        assert found["idle.weight"] == 0
-        assert found["used.weight"] > 0
+        measured = rule(module, weights, data, 8)
+        assert measured["idle.weight"] == 0
+        assert measured["used.weight"] > 0
     assert set(curvature(module, weights, data, 8)) == {"used.weight"}
 
 
@@ -120,10 +120,10 @@ def test_ranks_do_not_depend_on_the_scale_of_the_gradients(rule: MeanSquare | Gr
     """Scaling a layer's whole importance scales all of its pooled scores, which leaves every share as it was."""
     module, data = double("mlp")
     weights = matrices(module)
-    found = rule(module, weights, data, 5)
+    measured = rule(module, weights, data, 5)
     spectra = {n: torch.linspace(3, 1, 5, dtype=torch.float64).exp() for n in weights}
     ranks = [
-        allocate.by_loss_rate({n: scale * found[n] * spectra[n].square() for n in weights}, 0.9)
+        allocate.by_loss_rate({n: scale * measured[n] * spectra[n].square() for n in weights}, 0.9)
         for scale in (1e-9, 1.0, 1e9)
     ]
     assert ranks[0] == ranks[1] == ranks[2]
@@ -152,7 +152,7 @@ def test_kronecker_factors_are_those_of_an_independent_library(batch: int) -> No
     x, y = tiny_task("conv", examples=14)
     data = InMemory(x.double(), y)
     weights = matrices(module)
-    found = curvature(module, weights, data, batch)
+    measured = curvature(module, weights, data, batch)
     with warnings.catch_warnings():  # the library's own use of deprecated functions
         warnings.simplefilter("ignore")
         from curvlinops import KFACLinearOperator
@@ -168,9 +168,9 @@ def test_kronecker_factors_are_those_of_an_independent_library(batch: int) -> No
         )
         operator.compute_kronecker_factors()
     positions = {"wide": 8 * 8, "strided": 4 * 4, "position": 4 * 4, "fc": 1}
-    assert set(found) == {f"{layer}.weight" for layer in positions}
+    assert set(measured) == {f"{layer}.weight" for layer in positions}
     for layer, count in positions.items():
-        A, G = found[f"{layer}.weight"]
+        A, G = measured[f"{layer}.weight"]
         # The library takes the mean over positions of a aᵀ and the sum over positions of g gᵀ; here it is the
         # other way round, so that A of a kernel-mean error is a plain sum. The product is the same.
         torch.testing.assert_close(A, operator._input_covariances[layer] * count, **EXACT)
@@ -231,13 +231,13 @@ def test_curvature_does_not_depend_on_how_examples_and_positions_are_arranged(ar
     x, y = tiny_task("transformer", examples=9)
     data = InMemory(x.double(), y)
 
-    def factors(how: str) -> Curvature:
-        module = drawn(lambda: Rearranged(how)).double()
+    def factors(order: str) -> Curvature:
+        module = drawn(lambda: Rearranged(order)).double()
         return curvature(module, matrices(module), data, 4)["position.weight"]
 
-    expected, found = factors("plain"), factors(arrangement)
-    torch.testing.assert_close(found.A, expected.A, **EXACT)
-    torch.testing.assert_close(found.G, expected.G, **EXACT)
+    expected, measured = factors("plain"), factors(arrangement)
+    torch.testing.assert_close(measured.A, expected.A, **EXACT)
+    torch.testing.assert_close(measured.G, expected.G, **EXACT)
 
 
 def test_layers_that_share_a_weight_sum_over_both() -> None:
@@ -256,9 +256,9 @@ def test_layers_that_share_a_weight_sum_over_both() -> None:
     tied, called_twice = drawn(lambda: Twice(True)).double(), drawn(lambda: Twice(False)).double()
     called_twice.load_state_dict(tied.state_dict())
     expected = curvature(called_twice, {"first.weight": called_twice.get_parameter("first.weight")}, data, 8)
-    found = curvature(tied, {"first.weight": tied.get_parameter("first.weight")}, data, 8)
-    torch.testing.assert_close(found["first.weight"].A, expected["first.weight"].A, **EXACT)
-    torch.testing.assert_close(found["first.weight"].G, expected["first.weight"].G, **EXACT)
+    measured = curvature(tied, {"first.weight": tied.get_parameter("first.weight")}, data, 8)
+    torch.testing.assert_close(measured["first.weight"].A, expected["first.weight"].A, **EXACT)
+    torch.testing.assert_close(measured["first.weight"].G, expected["first.weight"].G, **EXACT)
 
 
 def test_a_linear_weight_tied_to_an_embedding_has_no_kronecker_factors() -> None:
@@ -318,9 +318,9 @@ def test_patches_times_the_weight_are_the_layers_output(name: str, batched: bool
 def test_kernel_mean_factors_predict_what_the_full_form_predicts_of_the_repeated_error() -> None:
     module = drawn(Shared).double().eval()
     x, y = tiny_task("conv", examples=14)
-    found = curvature(module, matrices(module), InMemory(x.double(), y), 7)
+    measured = curvature(module, matrices(module), InMemory(x.double(), y), 7)
     for layer in ("wide", "strided"):
-        full = found[f"{layer}.weight"]
+        full = measured[f"{layer}.weight"]
         J, I, *kernel = module.get_parameter(f"{layer}.weight").shape  # noqa: E741
         mean = full.for_view("mean", I)
         assert mean.A.shape == (I, I)
@@ -329,7 +329,7 @@ def test_kernel_mean_factors_predict_what_the_full_form_predicts_of_the_repeated
         expected = torch.trace(full.G @ repeated @ full.A @ repeated.T)
         torch.testing.assert_close(torch.trace(mean.G @ B @ mean.A @ B.T), expected, **EXACT)
         assert full.for_view("full", I * math.prod(kernel)) is full
-    assert found["fc.weight"].for_view("mean", 6) is found["fc.weight"]
+    assert measured["fc.weight"].for_view("mean", 6) is measured["fc.weight"]
 
 
 class _Optimum:
@@ -410,6 +410,6 @@ def test_recurrent_nets_have_an_importance_on_cuda() -> None:
     module, data = double("gru")
     expected = MeanSquare()(module, matrices(module), data, 5)
     module.cuda()
-    found = MeanSquare()(module, matrices(module), InMemory(data.x.cuda(), data.y.cuda()), 5)
+    measured = MeanSquare()(module, matrices(module), InMemory(data.x.cuda(), data.y.cuda()), 5)
     for name, value in expected.items():
-        torch.testing.assert_close(found[name].cpu(), value)
+        torch.testing.assert_close(measured[name].cpu(), value)

@@ -78,7 +78,7 @@ def test_the_budget_preset_bounds_a_task_and_never_touches_committed_ones() -> N
     assert method.scales == Exact(sweeps=1)
     assert method.decompose == Plain()
     assert method.view == "validation"
-    # Bytes are bounded by default, and then kept in the precision that buys the most; numbers are kept as they are.
+    # Bytes are bounded by default, with the precision that recovers the most per byte; numbers are stored as they are.
     assert method.precision == Halrp.budget().precision == Halrp.budget(bytes_total=900, tasks=3).precision == "int8"
     assert Halrp.budget(parameters_per_task=5000).precision == Halrp.budget(growth_per_task=0.1).precision == "float32"
     assert Halrp.budget(200_000, precision="float32").precision == "float32"

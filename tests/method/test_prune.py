@@ -191,9 +191,9 @@ def test_after_pruning_growth_exceeds_the_bound_only_by_what_cannot_be_pruned() 
         share = rate(increment, 0.2, bound=True)
         for factors in stream.values():
             assert share_of_zeros(*factors.values()) == pytest.approx(share, abs=2 / 400)
-        kept = sum(np.count_nonzero(entries(*factors.values())) for factors in stream.values())
+        remaining = sum(np.count_nonzero(entries(*factors.values())) for factors in stream.values())
         # A percentile leaves at most one entry per task more than its share.
-        assert (kept + count * fixed) / base <= 0.2 + count * (fixed + 1) / base
+        assert (remaining + count * fixed) / base <= 0.2 + count * (fixed + 1) / base
 
 
 @pytest.mark.parametrize(

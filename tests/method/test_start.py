@@ -1,4 +1,4 @@
-"""From free weights to a low-rank start: what is reproduced, what is left, what is bought, in float64."""
+"""From free weights to a low-rank start: what is reproduced, what is left, what is recovered, in float64."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def start(
     base_size: Size = SMALL,
 ) -> Start:
     free, base = weights(seed)
-    draws = torch.Generator().manual_seed(7)
+    seeded = torch.Generator().manual_seed(7)
     return low_rank_start(
         free,
         base,
@@ -69,12 +69,12 @@ def start(
         dict.fromkeys(free, view),
         fixed,
         base_size,
-        draws,
+        seeded,
     )
 
 
-def rebuilt(found: Start, name: str) -> Tensor:
-    return found.dense[name] if name in found.dense else found.factors[name].merged(weights()[1][name])
+def rebuilt(result: Start, name: str) -> Tensor:
+    return result.dense[name] if name in result.dense else result.factors[name].merged(weights()[1][name])
 
 
 @pytest.mark.parametrize("view", ["mean", "full"])
@@ -84,16 +84,16 @@ def test_all_components_give_the_free_weight_back_where_the_view_can_express_it(
     view: str, decomposition: Plain | Whitened, fit: Exact | Legacy
 ) -> None:
     method = Halrp(allocate=ALL, decompose=decomposition, scales=fit)
-    found = start(method, view, curvature=moments(view) if decomposition == Whitened() else None)
+    result = start(method, view, curvature=moments(view) if decomposition == Whitened() else None)
     for name, free in weights()[0].items():
         if view == "full" or free[0, 0].numel() == 1:
-            torch.testing.assert_close(rebuilt(found, name), free, rtol=1e-6, atol=1e-9)
+            torch.testing.assert_close(rebuilt(result, name), free, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["conv", "line"])
 def test_all_components_of_the_mean_view_leave_a_residual_with_zero_mean_over_the_kernel(name: str) -> None:
-    found = start(Halrp(allocate=ALL), "mean")
-    left = weights()[0][name] - rebuilt(found, name)
+    result = start(Halrp(allocate=ALL), "mean")
+    left = weights()[0][name] - rebuilt(result, name)
     assert float(left.flatten(2).mean(2).abs().max()) < 1e-13
     assert float(left.norm()) > 0.1
 
@@ -102,8 +102,8 @@ def test_all_components_of_the_mean_view_leave_a_residual_with_zero_mean_over_th
 @pytest.mark.parametrize("rank", [0, 1, 3])
 def test_what_truncation_drops_is_the_tail_of_the_spectrum(view: str, rank: int) -> None:
     free, base = weights()
-    found = start(Halrp(allocate=Flat(rank)), view)
-    for name, factors in found.factors.items():
+    result = start(Halrp(allocate=Flat(rank)), view)
+    for name, factors in result.factors.items():
         assert factors.rank == rank
         matrix = decompose.matrix(free[name] - scaled(base[name], factors.r, factors.s), view)
         sigma = torch.linalg.svdvals(matrix)
@@ -113,38 +113,38 @@ def test_what_truncation_drops_is_the_tail_of_the_spectrum(view: str, rank: int)
 
 def test_scores_are_importance_times_the_squared_error_that_a_component_makes_in_the_weight() -> None:
     free, base = weights()
-    found = start(Halrp(allocate=Flat(2)), "mean")
-    for name, bought in found.recovered.items():
-        factors = found.factors[name]
+    result = start(Halrp(allocate=Flat(2)), "mean")
+    for name, layer in result.recovered.items():
+        factors = result.factors[name]
         residual = free[name] - scaled(base[name], factors.r, factors.s)
         error = free[name] - factors.merged(base[name])
         h = float(importance()[name])
-        assert bought.importance == pytest.approx(h)
-        assert bought.predicted == pytest.approx(h * float(residual.square().sum()), rel=1e-12)
+        assert layer.importance == pytest.approx(h)
+        assert layer.predicted == pytest.approx(h * float(residual.square().sum()), rel=1e-12)
         # The rest of the predicted loss is that of the error which is left.
-        assert bought.share == pytest.approx(1 - float(error.square().sum() / residual.square().sum()), abs=1e-12)
+        assert layer.share == pytest.approx(1 - float(error.square().sum() / residual.square().sum()), abs=1e-12)
 
 
 def test_the_papers_scores_do_not_count_a_kernels_positions() -> None:
     free, base = weights()
     method = Halrp(allocate=ALL, importance=GradientNorm())
-    found = start(method, "mean")
-    factors = found.factors["conv"]
+    result = start(method, "mean")
+    factors = result.factors["conv"]
     residual = free["conv"] - scaled(base["conv"], factors.r, factors.s)
     matrix = decompose.matrix(residual, "mean")
     h = float(importance()["conv"])
-    bought = h * float(matrix.square().sum())
+    inside = h * float(matrix.square().sum())
     rest = h * float((residual - matrix[..., None, None]).square().sum())
-    assert found.recovered["conv"].predicted == pytest.approx(bought + rest)
-    assert found.recovered["conv"].share == pytest.approx(bought / (bought + rest))
+    assert result.recovered["conv"].predicted == pytest.approx(inside + rest)
+    assert result.recovered["conv"].share == pytest.approx(inside / (inside + rest))
 
 
 @pytest.mark.parametrize("view", ["mean", "full"])
 def test_whitened_scores_are_the_predicted_loss_of_what_is_dropped(view: str) -> None:
     free, base = weights()
     damping = 0.01
-    found = start(Halrp(allocate=Flat(2), decompose=Whitened(damping)), view, curvature=moments(view))
-    for name, factors in found.factors.items():
+    result = start(Halrp(allocate=Flat(2), decompose=Whitened(damping)), view, curvature=moments(view))
+    for name, factors in result.factors.items():
         residual = free[name] - scaled(base[name], factors.r, factors.s)
         matrix = decompose.matrix(residual, view)
         A, G = (decompose.damped(m, damping) for m in moments(view)[name].for_view(view, matrix.shape[1]))
@@ -153,29 +153,29 @@ def test_whitened_scores_are_the_predicted_loss_of_what_is_dropped(view: str) ->
         unseen = importance()[name] * outside.clamp(min=0)
         total = torch.trace(G @ matrix @ A @ matrix.T) + unseen
         left = torch.trace(G @ error @ A @ error.T) + unseen
-        assert found.recovered[name].predicted == pytest.approx(float(total), rel=1e-10)
-        assert found.recovered[name].share == pytest.approx(1 - float(left / total), abs=1e-10)
+        assert result.recovered[name].predicted == pytest.approx(float(total), rel=1e-10)
+        assert result.recovered[name].share == pytest.approx(1 - float(left / total), abs=1e-10)
 
 
 def test_a_budget_that_cuts_the_spectrum_short_still_knows_the_whole_predicted_loss() -> None:
-    """Ranks beyond the budget are never decomposed, and yet owning the weight outright would buy them."""
+    """Ranks beyond the budget are never decomposed, and yet a dense weight would recover them."""
     for decomposition, curvature in ((Plain(), None), (Whitened(), moments("mean"))):
         method = Halrp(allocate=ALL, decompose=decomposition)
         whole = start(method, "mean", curvature=curvature)
         tight = start(dataclasses.replace(method, allocate=Budget(parameters=90)), "mean", curvature=curvature)
-        for name, bought in tight.recovered.items():
-            assert bought.predicted == pytest.approx(whole.recovered[name].predicted, rel=1e-10)
+        for name, layer in tight.recovered.items():
+            assert layer.predicted == pytest.approx(whole.recovered[name].predicted, rel=1e-10)
 
 
 def test_ranks_rise_with_the_rate_and_so_does_what_they_explain() -> None:
     rates = (0.05, 0.3, 0.6, 0.9, 0.99, 1.0)
-    found = [start(Halrp(allocate=LossRate(rate)), "full") for rate in rates]
-    for less, more in itertools.pairwise(found):
+    result = [start(Halrp(allocate=LossRate(rate)), "full") for rate in rates]
+    for less, more in itertools.pairwise(result):
         for name in SHAPES:
             assert less.factors[name].rank <= more.factors[name].rank
             assert less.recovered[name].share <= more.recovered[name].share
-    assert sum(f.rank for f in found[0].factors.values()) < sum(f.rank for f in found[-1].factors.values())
-    for rate, each in zip(rates, found, strict=True):
+    assert sum(f.rank for f in result[0].factors.values()) < sum(f.rank for f in result[-1].factors.values())
+    for rate, each in zip(rates, result, strict=True):
         total = sum(b.predicted for b in each.recovered.values())
         # Nothing lies outside the full view, so the shares of the layers add up to at least the rate.
         assert sum(b.predicted * b.share for b in each.recovered.values()) >= rate * total * (1 - 1e-12)
@@ -189,31 +189,31 @@ def test_ranks_rise_with_the_rate_and_so_does_what_they_explain() -> None:
 def test_explained_shares_lie_between_zero_and_one(
     view: str, decomposition: Plain | Whitened, rule: LossRate | Flat | Budget
 ) -> None:
-    found = start(Halrp(allocate=rule, decompose=decomposition), view, curvature=moments(view))
-    assert set(found.recovered) == set(SHAPES) == set(found.factors) | set(found.dense)
-    for name, bought in found.recovered.items():
-        assert 0 <= bought.share <= 1
-        if name in found.dense:
-            assert bought.share == 1
-        elif found.factors[name].rank == 0:
-            assert bought.share == 0
+    result = start(Halrp(allocate=rule, decompose=decomposition), view, curvature=moments(view))
+    assert set(result.recovered) == set(SHAPES) == set(result.factors) | set(result.dense)
+    for name, layer in result.recovered.items():
+        assert 0 <= layer.share <= 1
+        if name in result.dense:
+            assert layer.share == 1
+        elif result.factors[name].rank == 0:
+            assert layer.share == 0
 
 
 @pytest.mark.parametrize("rule", [LossRate(0.7), Budget(parameters=250)])
 def test_ranks_do_not_depend_on_the_scale_of_the_gradients(rule: LossRate | Budget) -> None:
-    found = [start(Halrp(allocate=rule), "full", scale=scale) for scale in (1e-8, 1.0, 1e8)]
-    ranks = [{n: f.rank for n, f in each.factors.items()} for each in found]
+    result = [start(Halrp(allocate=rule), "full", scale=scale) for scale in (1e-8, 1.0, 1e8)]
+    ranks = [{n: f.rank for n, f in each.factors.items()} for each in result]
     assert ranks[0] == ranks[1] == ranks[2]
 
 
 def test_a_weight_is_owned_outright_only_where_its_view_can_express_it() -> None:
     plenty = Halrp(allocate=Budget(parameters=10**6))
     assert set(start(plenty, "full").dense) == set(SHAPES)
-    found = start(plenty, "mean")
+    result = start(plenty, "mean")
     # A kernel of one position is its own mean; the others keep to the form of the view, at full rank.
-    assert set(found.dense) == {"linear", "point"}
-    assert {n: f.rank for n, f in found.factors.items()} == {"conv": 5, "line": 4}
-    for name, weight in found.dense.items():
+    assert set(result.dense) == {"linear", "point"}
+    assert {n: f.rank for n, f in result.factors.items()} == {"conv": 5, "line": 4}
+    for name, weight in result.dense.items():
         assert torch.equal(weight, weights()[0][name])
         assert weight.data_ptr() != weights()[0][name].data_ptr()
 
@@ -224,14 +224,14 @@ def test_a_start_stays_within_every_budget(view: str) -> None:
     least = 20 + sum(sum(shape[:2]) for shape in SHAPES.values())
     sizes = []
     for limit in range(least, least + 500, 13):
-        found = start(Halrp(allocate=Budget(parameters=limit)), view, fixed=fixed)
+        result = start(Halrp(allocate=Budget(parameters=limit)), view, fixed=fixed)
         inside_bytes = start(Halrp(allocate=Budget(bytes=8 * limit)), view, fixed=fixed)
-        stored = 20 + sum(t.numel() for f in found.factors.values() for t in f.tensors())
-        stored += sum(t.numel() for t in found.dense.values())
+        stored = 20 + sum(t.numel() for f in result.factors.values() for t in f.tensors())
+        stored += sum(t.numel() for t in result.dense.values())
         assert stored <= limit
         sizes.append(stored)
         # In float64 a number is eight bytes, so both bounds are one.
-        assert {n: f.rank for n, f in found.factors.items()} == {n: f.rank for n, f in inside_bytes.factors.items()}
+        assert {n: f.rank for n, f in result.factors.items()} == {n: f.rank for n, f in inside_bytes.factors.items()}
     assert sizes[0] == least
     assert sizes == sorted(sizes)
 
@@ -261,19 +261,19 @@ def test_components_are_paid_in_the_precision_in_which_they_are_kept(view: str, 
     scales = 8 * sum(sum(shape[:2]) for shape in SHAPES.values())
     for limit in range(scales, scales + 3000, 101):
         method = Halrp(allocate=Budget(bytes=limit), precision=precision)
-        found = start(method, view)
-        stored = sum(f.r.element_size() * (f.r.numel() + f.s.numel()) for f in found.factors.values())
-        for f in found.factors.values():
+        result = start(method, view)
+        stored = sum(f.r.element_size() * (f.r.numel() + f.s.numel()) for f in result.factors.values())
+        for f in result.factors.values():
             stored += sum(encode(rows.contiguous(), precision).bytes for rows in (f.p.mT, f.q))
-        stored += sum(encode(w.flatten(1), precision).bytes for w in found.dense.values())
+        stored += sum(encode(w.flatten(1), precision).bytes for w in result.dense.values())
         assert stored <= limit
 
 
 def test_random_factors_have_the_residuals_size_and_no_scales() -> None:
     free, base = weights()
-    found = start(Halrp(allocate=Flat(3), initial="random"), "mean")
+    result = start(Halrp(allocate=Flat(3), initial="random"), "mean")
     plain = start(Halrp(allocate=Flat(3)), "mean")
-    for name, factors in found.factors.items():
+    for name, factors in result.factors.items():
         assert torch.equal(factors.r, torch.ones_like(factors.r))
         assert torch.equal(factors.s, torch.ones_like(factors.s))
         fitted = plain.factors[name]
@@ -285,28 +285,30 @@ def test_random_factors_have_the_residuals_size_and_no_scales() -> None:
 
 def test_random_components_are_some_of_the_true_ones_with_the_fitted_scales() -> None:
     free, base = weights()
-    found = start(Halrp(allocate=Flat(2), initial="random components"), "full")
+    result = start(Halrp(allocate=Flat(2), initial="random components"), "full")
     leading = start(Halrp(allocate=Flat(2)), "full")
     generator = torch.Generator().manual_seed(7)
-    for name, factors in found.factors.items():
+    for name, factors in result.factors.items():
         matrix = decompose.matrix(free[name] - scaled(base[name], factors.r, factors.s), "full")
         u, sigma, vt = torch.linalg.svd(matrix, full_matrices=False)
-        kept = allocate.random_components(len(sigma), 2, generator)
-        torch.testing.assert_close(factors.p @ factors.q, (u[:, kept] * sigma[kept]) @ vt[kept], rtol=1e-8, atol=1e-10)
+        chosen = allocate.random_components(len(sigma), 2, generator)
+        torch.testing.assert_close(
+            factors.p @ factors.q, (u[:, chosen] * sigma[chosen]) @ vt[chosen], rtol=1e-8, atol=1e-10
+        )
         assert torch.equal(factors.r, leading.factors[name].r)
-    assert any(not torch.allclose(found.factors[n].p, leading.factors[n].p) for n in SHAPES)
+    assert any(not torch.allclose(result.factors[n].p, leading.factors[n].p) for n in SHAPES)
 
 
 def test_equal_draws_give_equal_random_starts() -> None:
     method = Halrp(allocate=Flat(2), initial="random")
-    one, other = start(method), start(method)
-    assert all(torch.equal(one.factors[n].p, other.factors[n].p) for n in SHAPES)
+    first, other = start(method), start(method)
+    assert all(torch.equal(first.factors[n].p, other.factors[n].p) for n in SHAPES)
 
 
 def test_weights_that_did_not_move_need_no_component() -> None:
     _, base = weights()
-    draws = torch.Generator()
-    found = low_rank_start(
+    seeded = torch.Generator()
+    result = low_rank_start(
         base,
         base,
         Sensitivity(importance(), {}),
@@ -314,12 +316,12 @@ def test_weights_that_did_not_move_need_no_component() -> None:
         dict.fromkeys(base, "mean"),
         (),
         Size(1, 1),
-        draws,
+        seeded,
     )
-    for name, factors in found.factors.items():
+    for name, factors in result.factors.items():
         # The fitted scales are 1 up to rounding, so the residual is rounding too.
         torch.testing.assert_close(factors.merged(base[name]), base[name], rtol=1e-12, atol=1e-12)
-        assert found.recovered[name].predicted < 1e-25
+        assert result.recovered[name].predicted < 1e-25
 
 
 def test_layers_without_importance_get_no_rank() -> None:
@@ -327,17 +329,17 @@ def test_layers_without_importance_get_no_rank() -> None:
     nothing = {n: torch.zeros((), dtype=torch.float64) for n in SHAPES}
     for rule in (LossRate(0.9), Budget(parameters=500)):
         method: Any = Halrp(allocate=rule)
-        found = low_rank_start(
+        result = low_rank_start(
             free, base, Sensitivity(nothing, {}), method, dict.fromkeys(free, "full"), (), Size(1, 1), torch.Generator()
         )
-        assert {f.rank for f in found.factors.values()} == {0}
-        assert not found.dense
+        assert {f.rank for f in result.factors.values()} == {0}
+        assert not result.dense
 
 
 def test_no_gradient_and_no_input_is_touched() -> None:
     free, base = weights()
     tracked = {n: w.clone().requires_grad_() for n, w in free.items()}
-    found = low_rank_start(
+    result = low_rank_start(
         tracked,
         base,
         Sensitivity(importance(), {}),
@@ -347,6 +349,6 @@ def test_no_gradient_and_no_input_is_touched() -> None:
         Size(1, 1),
         torch.Generator(),
     )
-    assert not any(t.requires_grad for f in found.factors.values() for t in f.tensors())
+    assert not any(t.requires_grad for f in result.factors.values() for t in f.tensors())
     assert all(torch.equal(tracked[n], free[n]) for n in SHAPES)
     assert all(torch.equal(base[n], weights()[1][n]) for n in SHAPES)

@@ -50,12 +50,12 @@ def test_every_batch_is_augmented_with_draws_of_its_epoch() -> None:
     optimiser = torch.optim.Adam(theirs.parameters(), fused=True)
     theirs.train()
     for epoch in range(3):
-        chance = seeding.generator(*SEED_KEY, "augment", epoch)
+        generator = seeding.generator(*SEED_KEY, "augment", epoch)
         order = torch.randperm(24, generator=seeding.generator(*SEED_KEY, "order", epoch))
         for step, rows in enumerate(order.split(8)):
             optimiser.param_groups[0]["lr"] = RECIPE.rate(3 * epoch + step, 9, 8, 24)
             optimiser.zero_grad()
-            F.cross_entropy(theirs(Noise()(x[rows], chance)), y[rows]).backward()
+            F.cross_entropy(theirs(Noise()(x[rows], generator)), y[rows]).backward()
             optimiser.step()
     assert digest(ours) == digest(theirs)
     plain = net("conv")
@@ -83,10 +83,10 @@ def test_a_run_in_parts_draws_as_one_run_and_the_global_generator_stays() -> Non
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_an_augmentation_may_write_to_its_input_without_changing_the_data(shuffle: bool) -> None:
     x, y = tiny_task("conv")
-    kept = x.clone()
+    original = x.clone()
     learner = Learner(net("conv"), method=METHOD, recipe=Recipe(epochs=2, batch=8, shuffle=shuffle))
     learner.learn("a", (x, y), augment=lambda x, generator: x.mul_(0.5))
-    assert torch.equal(x, kept)
+    assert torch.equal(x, original)
 
 
 def test_augmentation_keeps_no_gradient() -> None:
@@ -102,7 +102,7 @@ def test_augmentation_keeps_no_gradient() -> None:
     assert not any(x.requires_grad for x in seen)
 
 
-class Watched(nn.Module):
+class RecordingNet(nn.Module):
     """Notes the mean of its inputs in each mode."""
 
     seen: ClassVar[dict[bool, list[float]]] = {}
@@ -120,23 +120,23 @@ class Watched(nn.Module):
 @pytest.mark.parametrize("loader", [False, True])
 @pytest.mark.parametrize("held_out", [False, True])
 def test_all_stages_train_on_augmented_inputs_and_nothing_else_sees_them(held_out: bool, loader: bool) -> None:
-    Watched.seen = {True: [], False: []}
+    RecordingNet.seen = {True: [], False: []}
     stages: list[str] = []
 
     def watch(at: Progress) -> None:
         stages.append(at.stage)
 
-    learner = Learner(drawn(Watched), head="body.fc", method=METHOD, recipe=RECIPE, progress=watch)
+    learner = Learner(drawn(RecordingNet), head="body.fc", method=METHOD, recipe=RECIPE, progress=watch)
     for name in "ab":
         task = tiny_task("conv", ord(name))
         source = DataLoader(TensorDataset(*task), batch_size=8) if loader else task
         learner.learn(name, source, val=task if held_out else None, augment=lambda x, generator: x * 0 + 100)
     expected = {"base", "warm-up", "fine-tune: mean", *(["fine-tune: full"] if held_out else [])}
     assert set(stages) == expected
-    assert set(Watched.seen[True]) == {100.0}
-    assert len(Watched.seen[True]) == 3 * len(stages)
-    assert Watched.seen[False]
-    assert max(map(abs, Watched.seen[False])) < 10
+    assert set(RecordingNet.seen[True]) == {100.0}
+    assert len(RecordingNet.seen[True]) == 3 * len(stages)
+    assert RecordingNet.seen[False]
+    assert max(map(abs, RecordingNet.seen[False])) < 10
 
 
 def test_an_augmented_task_does_not_depend_on_what_was_learned_before() -> None:

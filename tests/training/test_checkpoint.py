@@ -1,4 +1,4 @@
-"""Checkpoints of trainings: going on from any epoch is the same as never having stopped."""
+"""Checkpoints of trainings: resuming after any epoch is the same as never having stopped."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ def training(
 
 def state(run: Training) -> dict[str, Tensor]:
     """Copies of all that a training has reached: parameters, buffers, moments."""
-    found: dict[str, Tensor] = {**dict(run.module.named_parameters()), **dict(run.module.named_buffers())}
+    tensors: dict[str, Tensor] = {**dict(run.module.named_parameters()), **dict(run.module.named_buffers())}
     for number, moments in run._optimiser.state_dict()["state"].items():
-        found |= {f"{number}/{name}": moment for name, moment in moments.items()}
-    return {name: tensor.detach().clone() for name, tensor in found.items()}
+        tensors |= {f"{number}/{name}": moment for name, moment in moments.items()}
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+def same(first: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return first.keys() == other.keys() and all(torch.equal(first[name], other[name]) for name in first)
 
 
 @pytest.mark.parametrize("kind", NETS)

@@ -1,4 +1,4 @@
-"""The training loop against hand-written torch loops: to the bit where the arithmetic is the same, else in float64."""
+"""The training loop against hand-written torch loops: bit-identical where the arithmetic is the same, else in float64."""
 
 from __future__ import annotations
 
@@ -178,8 +178,8 @@ def test_penalties_are_the_gradients_of_their_formulas(l1: float, l2: float, sca
         return scale * (F.cross_entropy(module(x), y) + penalty)
 
     by_hand(theirs, data, recipe, lambda step: 1e-2 * 0.95 ** (step * 5 / 13), penalised, fused=False)
-    for found, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(found, expected, **PENALTY)
+    for result, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(result, expected, **PENALTY)
     free = net("mlp").double()
     training(free, data, recipe).run()
     assert not torch.allclose(next(ours.parameters()), next(free.parameters()), rtol=1e-4)
@@ -205,7 +205,7 @@ def test_adam_feels_the_gradients_scale_only_through_its_epsilon() -> None:
     training(plain, data).run()
     training(scaled, data, dataclasses.replace(RECIPE, gradient_scale=10.0)).run()
     pairs = zip(plain.parameters(), scaled.parameters(), strict=True)
-    changes = [float((one - other).detach().abs().max()) for one, other in pairs]
+    changes = [float((first - other).detach().abs().max()) for first, other in pairs]
     # Nine steps of at most 1e-2, each changed by about eps / |gradient| = 1e-8 / 1e-5 where a gradient is tiny.
     assert 0 < max(changes) < 1e-4
 

@@ -66,9 +66,9 @@ def test_sgd_is_the_textbook_rule(momentum: float, l2: float, scale: float) -> N
                     v.mul_(momentum).add_(scale * (p.grad + l2 * p))
                     p.sub_(1e-2 * 0.95 ** (step * 5 / 13) * v)
             step += 1
-    for found, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
+    for result, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
         # Nine steps in float64; each adds a few roundings of numbers of order one.
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -243,12 +243,12 @@ LATER = ("drop_last", "optimiser", "momentum")
 
 @pytest.mark.parametrize("recipe", [Recipe(), Recipe(epochs=3, drop_last=True), SGD, Recipe(autocast=torch.bfloat16)])
 def test_a_recipe_is_told_and_recalled(recipe: Recipe) -> None:
-    told = describe(recipe)
-    assert recalled_recipe({"recipe": told}) == recipe
-    for name in LATER:  # settings of later versions are told only where they say something
-        assert (name in told) == (getattr(recipe, name) != getattr(Recipe(), name))
+    reported = describe(recipe)
+    assert recalled_recipe({"recipe": reported}) == recipe
+    for name in LATER:  # settings of later versions are written only where they are not at their defaults
+        assert (name in reported) == (getattr(recipe, name) != getattr(Recipe(), name))
 
 
 def test_a_recipe_of_an_earlier_version_is_recalled() -> None:
-    told = {"type": "Recipe", "epochs": 7, "batch": 16, "lr": 0.01, "schedule": "cosine", "decay": 0.9}
-    assert recalled_recipe({"recipe": told}) == Recipe(epochs=7, batch=16, lr=0.01, schedule="cosine", decay=0.9)
+    reported = {"type": "Recipe", "epochs": 7, "batch": 16, "lr": 0.01, "schedule": "cosine", "decay": 0.9}
+    assert recalled_recipe({"recipe": reported}) == Recipe(epochs=7, batch=16, lr=0.01, schedule="cosine", decay=0.9)

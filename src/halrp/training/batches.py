@@ -1,8 +1,8 @@
-"""What a user passes as a task's data, made uniform and checked before anything is trained.
+"""A task's data in any form that users pass, checked and made uniform before anything is trained.
 
 `(x, y)` tensors (or a `TensorDataset`) are held in memory on the model's device and batches are index lookups. A
-`Dataset` is read through a `DataLoader` with the recipe's batch size; a `DataLoader` is used as it is. Checks come
-first: a task that cannot be learned raises a typed error and leaves everything as it was.
+`Dataset` is read through a `DataLoader` with the recipe's batch size; a `DataLoader` is used as it is. A task that
+cannot be learned raises a typed error and leaves everything unchanged.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Data(Protocol):
         """The number of batches in one pass."""
 
     def identity(self) -> str:
-        """A text that differs for other examples, as far as that can be known without training on them."""
+        """A text that is different for other examples, as far as that can be known without training on them."""
 
     def batches(self, batch: int, shuffle: torch.Generator | None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield `(x, y)` on the model's device, shuffled by the generator or in the stored order."""
@@ -119,7 +119,7 @@ class Loaded:
         return len(self.sizes)
 
     def identity(self) -> str:
-        """The sizes of the batches; what is in them may be drawn anew in every pass."""
+        """The sizes of the batches; what is in them may be different in every pass."""
         return repr(self.sizes)
 
     def batches(self, batch: int, shuffle: torch.Generator | None) -> Iterator[tuple[Tensor, Tensor]]:
@@ -175,8 +175,8 @@ def prepare(
             f"{name}: cannot read data of type {type(source).__name__}; "
             "pass (x, y) tensors, a Dataset with a length, or a DataLoader"
         )
-    sizes, found = _scan(loader, name)
-    classes = classification.class_count(found, classes, name)
+    sizes, highest = _scan(loader, name)
+    classes = classification.class_count(highest, classes, name)
     return Loaded(loader, device, classes, sizes, channels_last), classes
 
 
@@ -245,10 +245,10 @@ def refuse_no_batch(examples: int, batch: int, name: str) -> None:
 def refuse_batch_of_one(data: Data, batch: int, name: str) -> None:
     """Raise if a pass over `data` holds a batch of one example, which has no statistics to normalise by."""
     if isinstance(data, InMemory):
-        lonely = data.examples == 1 or batch == 1
+        alone = data.examples == 1 or batch == 1
     else:
-        lonely = isinstance(data, Loaded) and 1 in data.sizes
-    if lonely:
+        alone = isinstance(data, Loaded) and 1 in data.sizes
+    if alone:
         raise BatchOfOneError(
             f"{name}: batch normalisation cannot train on a batch of one example "
             f"({data.examples} examples, batch size {batch}); use batches of two or more, or drop_last=True"

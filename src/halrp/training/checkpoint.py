@@ -1,8 +1,8 @@
-"""Where an interrupted task stood: the state of its trainings after their last finished epoch.
+"""Checkpoints of a task that is being learned: the state of its trainings after their last finished epoch.
 
-Checkpoints belong to one task of one learner: same base, data, method, recipe and seed, told apart by a key. Anything
-else found in the folder, or damaged, is ignored and the task starts anew. They need not outlive a power cut, so they
-are moved into place without waiting for the disk; a checksum finds the ones that were cut.
+They belong to one task of one learner: a key stands for base, data, method, recipe and seed. A checkpoint with another
+key, or a damaged one, is ignored and the stage starts again. They need not survive a power cut, so they are moved into
+place without waiting for the disk; a checksum detects incomplete ones.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ class Checkpoints:
     """The saved trainings of one task, in a folder that is removed when the task is committed."""
 
     def __init__(self, folder: Path, key: str, every: float = 0.0) -> None:
-        """Use a folder for the task that `key` names; `every` so many seconds a training is worth keeping."""
+        """Use a folder for the task of `key`; states are saved at least `every` seconds apart."""
         self.folder, self.key, self.every = folder, key, every
-        self._kept = time.monotonic()
+        self._saved = time.monotonic()
 
     def due(self) -> bool:
-        """Whether enough time has passed since the last state was kept."""
-        return time.monotonic() - self._kept >= self.every
+        """Whether enough time has passed since the last state was saved."""
+        return time.monotonic() - self._saved >= self.every
 
     def save(self, stage: str, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Keep the state of a stage, in place of an earlier one."""
-        self._kept = time.monotonic()
+        """Save the state of a stage, in place of an earlier one; `facts` are JSON values."""
+        self._saved = time.monotonic()
         text = json.dumps({"key": self.key, "stage": stage, **facts}, sort_keys=True)
         content = safetensors.torch.save({n: atomic.copy_of(t) for n, t in tensors.items()}, {"facts": text})
         atomic.write(self._path(stage), atomic.checksum(content).encode() + content, durable=False)
 
     def load(self, stage: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """The state of a stage, if there is one of this very task."""
+        """The state of a stage, if there is one with this key."""
         path = self._path(stage)
         try:
             content = atomic.read(path)
@@ -58,7 +58,7 @@ class Checkpoints:
             return None
 
     def clear(self) -> None:
-        """Forget the task's trainings."""
+        """Remove the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _path(self, stage: str) -> Path:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a training stands, as told to a progress callback."""
+    """The state of a training, as reported to a progress callback."""
 
     task: str
     stage: str

@@ -22,7 +22,7 @@ class Recipe:
     epochs: int = 20
     """Passes over the data: all of them for the base; warm-up and fine-tuning together for a later task."""
     batch: int = 128
-    """Examples per step (a user's own DataLoader keeps its own)."""
+    """Examples per step (a DataLoader has its own batch size)."""
     lr: float = 1e-3
     """The optimiser's learning rate at the start of every stage."""
     schedule: Literal["exponential", "cosine", "constant"] = "exponential"
@@ -33,16 +33,16 @@ class Recipe:
     """Examples that count as one pass for `decay`; None means the task's own number. The released code of the paper
     uses 50000 / tasks × fraction for every data set."""
     shuffle: bool = True
-    """Draw a new order of the examples for every epoch. Off: the stored order, every time."""
+    """A new order of the examples for every epoch. Off: the stored order, every time."""
     gradient_scale: float = 1.0
-    """Factor on every gradient; Adam feels it only through its epsilon, SGD as a factor on `lr`. The released code of
+    """Factor on every gradient; Adam sees it only through its epsilon, SGD like a factor on `lr`. The released code of
     the paper uses 10."""
     autocast: torch.dtype | None = None
     """Lower precision for forward passes, for example torch.bfloat16. None: the model's own."""
     channels_last: bool = True
     """Keep pictures and kernels of two-dimensional convolutions with channels last, which is faster."""
     drop_last: bool = field(default=False, metadata=LATER)
-    """Leave out the examples that do not fill a last batch, others in every epoch (a user's own DataLoader has its own
+    """Leave out the examples that do not fill a last batch, others in every epoch (a DataLoader has its own
     setting)."""
     optimiser: Literal["adam", "sgd"] = field(default="adam", metadata=LATER)
     """What turns gradients into steps."""
@@ -75,7 +75,7 @@ class Recipe:
             )
 
     def rate(self, step: int, steps: int, batch: float, examples: int) -> float:
-        """The learning rate of a step out of `steps`, each over a batch of a task of so many examples."""
+        """The learning rate of a step out of `steps`, each over `batch` of the task's `examples`."""
         if self.schedule == "constant":
             return self.lr
         if self.schedule == "cosine":
