@@ -1,4 +1,4 @@
-"""The training loop against hand-written torch loops: bit-identical where the arithmetic is the same, else in float64."""
+"""The training loop against hand-written torch loops: bit-identical where the arithmetic is, else in float64."""
 
 from __future__ import annotations
 
