@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -164,7 +165,15 @@ class Learner:
         here = [name for i, name in enumerate(arguments) if engine is None or (i == 0 and self._base is None)]
         learned = {name: self.learn(name, **arguments.pop(name)) for name in here}
         if engine is not None and arguments:
-            for name, delta in parallel.learn_elsewhere(self, arguments, engine):
+            if not self.method.compress.independent:
+                raise SettingError(
+                    f"learn_many(engine=...) with {self.method.compress!r}: what it removes depends on the tasks "
+                    "before, so they cannot be learned in parallel; use Halrp.budget(), or leave the engine out"
+                )
+            build = partial(
+                Learner, base="given", method=self.method, recipe=self.recipe, seed=self.seed, head=self.head
+            )
+            for name, delta in parallel.learn_elsewhere(build, self._ready, arguments, engine):
                 self._commit(self._ready, {**self._tasks, name: delta}, None)
                 learned[name] = delta
         return learned

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from halrp.errors import SettingError, TaskError
+from halrp.errors import TaskError
 from halrp.model import views
+from halrp.model.base import Base
 from halrp.model.delta import Delta
 from halrp.store import task_file
-
-if TYPE_CHECKING:
-    from halrp.learner import Learner
 
 TaskArguments = Mapping[str, "Mapping[str, Any] | Sequence[Any]"]
 """By task name, what `Learner.learn` takes after it: a mapping of its arguments, or `(train,)` or `(train, val)`."""
@@ -41,6 +39,13 @@ class Engine(Protocol):
         """Start `function(*arguments)` and return at once."""
 
 
+class TaskLearner(Protocol):
+    """What a worker builds: a learner on a given base."""
+
+    def learn(self, name: str, /, *args: Any, **kwargs: Any) -> Delta:
+        """Learn one task."""
+
+
 def arguments_of(name: str, given: Any) -> dict[str, Any]:
     """The arguments of `Learner.learn` for a task, by name."""
     if isinstance(given, Mapping):
@@ -54,21 +59,17 @@ def arguments_of(name: str, given: Any) -> dict[str, Any]:
 
 
 def learn_elsewhere(
-    learner: Learner, tasks: Mapping[str, dict[str, Any]], engine: Engine
+    build: Callable[[nn.Module], TaskLearner], base: Base, tasks: Mapping[str, dict[str, Any]], engine: Engine
 ) -> Iterator[tuple[str, Delta]]:
-    """Learn tasks on the learner's base in the engine's workers; yield each as it would be committed, in order."""
-    if not learner.method.compress.independent:
-        raise SettingError(
-            f"learn_many(engine=...) with {learner.method.compress!r}: what it removes depends on the tasks before, so "
-            "they cannot be learned in parallel; use Halrp.budget(), or leave the engine out"
-        )
-    base = learner._ready
-    settings = {"method": learner.method, "recipe": learner.recipe, "seed": learner.seed, "head": base.plan.head}
+    """Learn tasks on a base in the engine's workers; yield each as it would be committed, in order.
+
+    `build(model)` makes a learner whose given base is the model; an engine must be able to send it to a worker.
+    """
     model, threads = views.clone(base.module), torch.get_num_threads()
     for name, parameter in model.named_parameters():  # so that a worker makes the same plan
         parameter.requires_grad_(base.plan.parameters[name].kind != "shared")
     waiting = {
-        name: engine.submit(learn_in_worker, model, settings, threads, name, arguments)
+        name: engine.submit(learn_in_worker, build, model, threads, name, arguments)
         for name, arguments in tasks.items()
     }
     try:
@@ -81,13 +82,15 @@ def learn_elsewhere(
 
 
 def learn_in_worker(
-    model: nn.Module, settings: Mapping[str, Any], threads: int, name: str, arguments: Mapping[str, Any]
+    build: Callable[[nn.Module], TaskLearner],
+    model: nn.Module,
+    threads: int,
+    name: str,
+    arguments: Mapping[str, Any],
 ) -> bytes:
     """Learn one task on a given base, and return the bytes of its file; a worker runs this."""
-    from halrp.learner import Learner
-
     with _threads(threads):  # sums of floats depend on the number of threads that share them
-        return Learner(model, base="given", **settings).learn(name, **arguments).to_bytes()
+        return build(model).learn(name, **arguments).to_bytes()
 
 
 @contextmanager

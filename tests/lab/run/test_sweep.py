@@ -9,7 +9,8 @@ import pytest
 
 from halrp.errors import SettingError
 from halrp.lab import streams
-from halrp.lab.run import runner, sweep, sweep_file
+from halrp.lab.presets import sweep_file
+from halrp.lab.run import runner, sweep
 from halrp.lab.run.cell import Cell
 from tests.lab.run.tiny_cells import BUDGET, STL, cell
 

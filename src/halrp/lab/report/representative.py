@@ -11,8 +11,8 @@ from functools import cache
 from typing import Any
 
 from halrp.lab import presets
+from halrp.lab.presets import sweep_file
 from halrp.lab.records.schema import Record, as_text
-from halrp.lab.run import sweep_file
 
 
 def representative(groups: Sequence[Mapping[str, Any]]) -> int:

@@ -1,4 +1,4 @@
-"""Sweeps: the cells of a sweep file (see `halrp.lab.run.sweep_file`), checked with the data at hand, and run."""
+"""Sweeps: the cells of a sweep file (see `halrp.lab.presets.sweep_file`), checked with the data at hand, and run."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import safetensors
 
 from halrp.errors import HalrpError, SettingError
 from halrp.lab import backbones, methods, streams
+from halrp.lab.presets.sweep_file import Key, entries, key_of, read
 from halrp.lab.run import runner
 from halrp.lab.run.cell import Cell
 from halrp.lab.run.engine import Engine, Event, one_line
 from halrp.lab.run.status import Observer, SweepStatus
-from halrp.lab.run.sweep_file import Key, entries, key_of, read
 
 __all__ = [
     "Prepared",
