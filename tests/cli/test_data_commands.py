@@ -159,7 +159,7 @@ def test_an_interrupted_download_is_listed_and_resumed(
 ) -> None:
     site.cut = [1000]
     with monkeypatch.context() as patch:
-        patch.setattr(download, "_patiently", _interrupted_after(download._patiently))
+        patch.setattr(download, "_with_retries", _interrupted_after(download._with_retries))
         run = Run("get", "cifar100", "--data", tmp_path)
     assert run.code == 130
     assert "the same command goes on from there" in run.error

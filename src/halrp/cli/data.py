@@ -64,41 +64,41 @@ def list_sets(
     """Show which data sets are here, where and how, and which streams need them.
 
     "complete" is every image of the published set and "subset" fewer; "here" was never read, so it may be either.
-    --verify reads all images (slow the first time) and says of each set whether it is what was published; it exits
-    with 1 if one is damaged or not what was published.
+    --verify reads all images (slow the first time) and compares each set with published checksums; it
+    exits with 1 if a set is damaged or differs from what was published.
 
     Examples: halrp data list, or halrp data list --verify --data ~/datasets
     """
     from halrp.lab.data import SETS, data_directory, status
 
     with _needs_extra(), _decoding() as step:
-        found = [status(name, data, verify, step if verify else None) for name in SETS]
-    rows = [_row(one, data) for one in found]
+        statuses = [status(name, data, verify, step if verify else None) for name in SETS]
+    rows = [_row(each, data) for each in statuses]
     if as_json:
         typer.echo(json.dumps({"directory": str(data_directory(data)), "sets": rows}, indent=1))
     else:
         _print_table(rows, verify, data_directory(data))
-    if any(one.problem or one.verified == "no" for one in found):
+    if any(each.problem or each.verified == "no" for each in statuses):
         raise typer.Exit(1)
 
 
-def _row(one: Status, data: Path | None) -> dict[str, Any]:
-    """All that the list tells about a data set."""
+def _row(status: Status, data: Path | None) -> dict[str, Any]:
+    """A row of the list."""
     from halrp.lab.data.download import begun
     from halrp.lab.data.sources import source
     from halrp.lab.registry import STREAMS
 
-    started, official = begun(one.name, data), source(one.name)
-    if one.problem:
+    started, official = begun(status.name, data), source(status.name)
+    if status.problem:
         state = "damaged"
-    elif one.present:
-        state = {True: "complete", False: "subset", None: "here"}[one.complete]
+    elif status.present:
+        state = {True: "complete", False: "subset", None: "here"}[status.complete]
     else:
         state = "begun" if started else "missing"
-    return asdict(one) | {
+    return asdict(status) | {
         "state": state,
-        "directory": None if one.directory is None else str(one.directory),
-        "streams": [stream for stream, entry in STREAMS.items() if one.name in entry.data_sets],
+        "directory": None if status.directory is None else str(status.directory),
+        "streams": [stream for stream, entry in STREAMS.items() if status.name in entry.data_sets],
         "download_bytes": official.bytes,
         "begun_bytes": started,
         "page": official.page,
@@ -139,8 +139,8 @@ def get_sets(
 ) -> None:
     """Download the official files of data sets, verify their checksums, and decode them.
 
-    A set that is here and whole, in whatever layout, is not downloaded. A download that was interrupted goes on where
-    it ended: run the same command again. Files are moved into place only when they are verified. Without a connection,
+    A set that is here and complete, in whatever layout, is not downloaded. To resume an interrupted download, run the
+    same command again. Files are moved into place only when they are verified. Without a connection,
     download them elsewhere and put them into the data directory under the names that this command prints.
 
     Examples: halrp data get cifar100 mnist, or halrp data get all --data ~/datasets
@@ -161,14 +161,14 @@ def get_sets(
             failed += 1
             typer.echo(f"halrp: {name}: {' '.join(str(error).split())}", err=True)
         except KeyboardInterrupt:
-            typer.echo(f"stopped; what has come of {name} is kept, and the same command goes on from there", err=True)
+            typer.echo(f"stopped; the same command resumes the download of {name}", err=True)
             raise
     if failed:
         raise typer.Exit(2)
 
 
 def _get(name: str, data: Path | None, again: bool) -> None:
-    """Download one data set if it is not here, read it, and say what it holds."""
+    """Download one data set if it is not here, read it, and print a summary."""
     from halrp.lab.data import SETS, DataDamaged, DataMissing, data_directory, read
     from halrp.lab.data.download import begun, get, missing
 
@@ -176,9 +176,9 @@ def _get(name: str, data: Path | None, again: bool) -> None:
     if lacking and not again:
         try:
             with _decoding() as step:
-                found = read(name, data, step)
-            if found.complete:
-                typer.echo(f"{name}: already here. {_summary(found)}")
+                data_set = read(name, data, step)
+            if data_set.complete:
+                typer.echo(f"{name}: already here. {_summary(data_set)}")
                 return
         except (DataMissing, DataDamaged):
             pass
@@ -190,14 +190,16 @@ def _get(name: str, data: Path | None, again: bool) -> None:
         with _downloading() as report:
             get(name, data, report)
     with _decoding() as step:
-        found = read(name, data, step)
-    typer.echo(f"{name}: {'downloaded and verified' if lacking else 'already here, verified'}. {_summary(found)}")
+        data_set = read(name, data, step)
+    typer.echo(f"{name}: {'downloaded and verified' if lacking else 'already here, verified'}. {_summary(data_set)}")
 
 
-def _summary(found: LoadedDataSet) -> str:
-    parts = " + ".join(f"{len(part.labels):,} {name}" for name, part in found.parts.items())
-    extent = "complete" if found.complete else "a subset"
-    return f"{parts} images, {len(found.classes):,} classes, {extent}, from {found.layout} in {found.directory}."
+def _summary(data_set: LoadedDataSet) -> str:
+    parts = " + ".join(f"{len(part.labels):,} {name}" for name, part in data_set.parts.items())
+    extent = "complete" if data_set.complete else "a subset"
+    return (
+        f"{parts} images, {len(data_set.classes):,} classes, {extent}, from {data_set.layout} in {data_set.directory}."
+    )
 
 
 @app.command("show")
@@ -248,7 +250,7 @@ def _needs_extra() -> Iterator[None]:
 
 @contextmanager
 def _downloading() -> Iterator[Callable[[str, int, int | None], None]]:
-    """Bars for downloads, with rate and remaining time; nothing if no one looks."""
+    """Progress bars for downloads, with rate and remaining time; none if stderr is not a terminal."""
     console = Console(stderr=True)
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     tasks: dict[str, TaskID] = {}
@@ -257,7 +259,7 @@ def _downloading() -> Iterator[Callable[[str, int, int | None], None]]:
     ) as progress:
 
         def report(file: str, done: int, total: int | None) -> None:
-            if file not in tasks:  # begun with what is there already, which has no rate
+            if file not in tasks:  # what is there already does not count for the rate
                 tasks[file] = progress.add_task(escape(Path(file).name), total=total, completed=done)
             progress.update(tasks[file], completed=done, total=total)
 
@@ -266,7 +268,7 @@ def _downloading() -> Iterator[Callable[[str, int, int | None], None]]:
 
 @contextmanager
 def _decoding() -> Iterator[Callable[[int, int, str], None]]:
-    """Bars for decoding; nothing if no one looks."""
+    """Progress bars for decoding; none if stderr is not a terminal."""
     console = Console(stderr=True)
     tasks: dict[str, TaskID] = {}
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

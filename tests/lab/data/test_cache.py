@@ -51,17 +51,17 @@ def train(root: Path) -> makers.Bytes:
 def spy(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record which parts are decoded."""
     seen: list[str] = []
-    original: Callable[..., object] = module._keep
+    original: Callable[..., object] = module._store
 
     def keep(folder: Path, found: object) -> None:
         seen.append(folder.name.rsplit("-", 1)[0])
         original(folder, found)
 
-    monkeypatch.setattr(module, "_keep", keep)
+    monkeypatch.setattr(module, "_store", keep)
     return seen
 
 
-def test_a_second_read_maps_the_kept_arrays(made: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_read_maps_the_cached_arrays(made: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = spy(monkeypatch)
     first, second = train(made), train(made)
     assert seen == ["cifar100-train", "cifar100-test"]
@@ -129,7 +129,7 @@ def test_an_unreadable_memory_is_ignored(
 
 
 @pytest.mark.parametrize("length", [0, 5, 60, 128, 1000, -1])
-def test_damaged_kept_arrays_are_replaced(length: int, made: Path, own_cache: Path) -> None:
+def test_damaged_cached_arrays_are_replaced(length: int, made: Path, own_cache: Path) -> None:
     expected = train(made).copy()
     for kept in own_cache.glob("decoded/*/images.npy"):
         content = kept.read_bytes()
@@ -148,7 +148,7 @@ def test_a_lost_file_is_replaced(name: str, made: Path, own_cache: Path) -> None
     assert len(list(own_cache.glob(f"decoded/*/{name}"))) == 2
 
 
-def test_kept_arrays_of_another_shape_or_kind_are_replaced(made: Path, own_cache: Path) -> None:
+def test_cached_arrays_of_another_shape_or_kind_are_replaced(made: Path, own_cache: Path) -> None:
     train(made)
     for path in own_cache.glob("decoded/*/labels.npy"):
         path.unlink()
@@ -213,13 +213,13 @@ def test_an_unreadable_source_is_named(made: Path, monkeypatch: pytest.MonkeyPat
 def test_parallel_writers_all_get_the_images_and_leave_one_copy(
     made: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, together = module._keep, threading.Barrier(4, timeout=30)
+    original, together = module._store, threading.Barrier(4, timeout=30)
 
     def keep(folder: Path, found: Decoded) -> None:
         together.wait()  # all have decoded and found nothing kept
         original(folder, found)
 
-    monkeypatch.setattr(module, "_keep", keep)
+    monkeypatch.setattr(module, "_store", keep)
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(train, [made] * 4))
     assert all(np.array_equal(one, parts(0)["train"][0]) for one in found)
@@ -231,6 +231,6 @@ def test_a_process_that_comes_second_leaves_the_first_ones_arrays(made: Path, ow
     found = read("cifar100", made)
     folder = next((own_cache / "decoded").glob("cifar100-train-*"))
     before = (folder / "images.npy").stat().st_ino
-    module._keep(folder, Decoded(*found.parts["train"]))
+    module._store(folder, Decoded(*found.parts["train"]))
     assert (folder / "images.npy").stat().st_ino == before
     assert len(list((own_cache / "decoded").iterdir())) == 2

@@ -114,14 +114,14 @@ def test_two_at_once_download_one_file_once(site: Site, tmp_path: Path, policy: 
 
 
 def test_whoever_makes_no_progress_is_not_waited_for_for_ever(site: Site, tmp_path: Path, policy: RetryPolicy) -> None:
-    with download._alone(tmp_path / "file", lambda *_: None, policy):
+    with download._file_lock(tmp_path / "file", lambda *_: None, policy):
         impatient = replace(policy, wait=0.05)
         with (
             pytest.raises(DownloadFailed, match=r"no progress for 0\.05 seconds"),
-            download._alone(tmp_path / "file", lambda *_: None, impatient),
+            download._file_lock(tmp_path / "file", lambda *_: None, impatient),
         ):
             pass
-    with download._alone(tmp_path / "file", lambda *_: None, impatient):
+    with download._file_lock(tmp_path / "file", lambda *_: None, impatient):
         pass
 
 

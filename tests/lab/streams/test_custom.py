@@ -357,7 +357,7 @@ REFUSED: list[tuple[type[Exception], str, Callable[[], object]]] = [
     (SettingError, "must name tasks 0 … 2", lambda: split_by_class((X, Y), 2, order=[0, 3])),
     (SettingError, "seed=-1", lambda: split_by_class((X, Y), 2, seed=-1)),
     (SettingError, "fraction=0.0", lambda: split_by_class((X, Y), 2, fraction=0.0)),
-    (SettingError, "class 0' keeps 2 of 16 images", lambda: split_by_class((X, Y), 2, fraction=0.1)),
+    (SettingError, "class 0' has 2 of 16 images", lambda: split_by_class((X, Y), 2, fraction=0.1)),
     (SettingError, "validation=1.0", lambda: split_by_class((X, Y), 2, validation=1.0)),
     (SettingError, "4 class_names for 6 classes", lambda: split_by_class((X, Y), 2, class_names="abcd")),
     (SettingError, "one positive deviation", lambda: split_by_class((X, Y), 2, normal=Normal((0.0,), (0.0,)))),

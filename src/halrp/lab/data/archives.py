@@ -108,7 +108,7 @@ class _Guard:
         elif not plain:
             problem = "is neither a file nor a folder"
         elif size < 0 or size > LARGEST_MEMBER or self.total > LARGEST_TOTAL or self.count > MOST_MEMBERS:
-            problem = f"is said to have {size:,} bytes and is number {self.count:,}, more than any known data set has"
+            problem = f"has {size:,} bytes by its header and is number {self.count:,}, more than any known data set has"
         if problem:
             raise DataDamaged(f"{self.path}: its member {name[:200]!r} {problem}; nothing of it is used. {AGAIN}")
         return "/".join(step for step in steps if step not in ("", "."))

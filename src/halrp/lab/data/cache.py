@@ -1,8 +1,8 @@
-"""Decoded arrays, kept in the user's cache directory and mapped into memory when they are read again.
+"""A cache of decoded arrays in the user's cache directory, mapped into memory when they are read again.
 
-Decoding compressed pictures takes seconds and reading an array takes none. A kept array is named after the content of
-the files it was decoded from: changed files are decoded anew, moved or copied ones are not. The checksum of files is
-itself remembered as long as their sizes, times and places on the disk are the same.
+Decoding compressed images takes seconds, mapping an array takes none. A cached array is named after the content of the
+files it was decoded from: changed files are decoded again, moved or copied ones are not. The checksum of files is
+itself cached as long as their sizes, times and inodes are the same.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from halrp.lab.data.images import DataDamaged, Decoded
 from halrp.store import atomic as safe
 
 DECODERS = 3
-"""Raised when a reader changes what it returns, so that arrays kept by the former one are not used."""
+"""Raised when a reader changes what it returns, so that arrays cached by the former one are not used."""
 SETTLED = 2_000_000_000
 """Nanoseconds. A file changed less than this before its checksum was taken may change again at the same time stamp."""
 
@@ -34,27 +34,27 @@ ABANDONED = 24 * 3600.0
 
 
 def decoded(name: str, root: Path, files: Sequence[Path], decode: Callable[[], Decoded]) -> Decoded:
-    """Return what `decode` makes of `files`, which lie under `root`, from the kept arrays if there are any."""
+    """Return what `decode` makes of `files`, which lie under `root`, from the cache if it is there."""
     folder = _folder(name, fingerprint(root, files))
-    if (kept := _kept(folder)) is not None:
-        return kept
-    found = decode()
+    if (cached := _cached(folder)) is not None:
+        return cached
+    arrays = decode()
     try:
-        _keep(folder, found)
+        _store(folder, arrays)
     except OSError as error:
         warnings.warn(
-            f"decoded images cannot be kept in {folder}: {error}. They will be decoded again next time; make room "
+            f"decoded images cannot be cached in {folder}: {error}. They will be decoded again next time; make room "
             "there, or set XDG_CACHE_HOME to a directory that can be written.",
             stacklevel=3,
         )
-        return found
-    return _kept(folder) or found  # mapped arrays leave the memory to those who need it
+        return arrays
+    return _cached(folder) or arrays  # mapped arrays leave the memory to those who need it
 
 
-def kept_arrays(name: str, root: Path, files: Sequence[Path]) -> Decoded | None:
-    """Return the kept arrays of `files` if that needs neither decoding nor reading the files."""
+def cached_arrays(name: str, root: Path, files: Sequence[Path]) -> Decoded | None:
+    """Return the cached arrays of `files` if that needs neither decoding nor reading the files."""
     known = _remembered(root, files)
-    return _kept(_folder(name, known)) if known else None
+    return _cached(_folder(name, known)) if known else None
 
 
 def fingerprint(root: Path, files: Sequence[Path]) -> str:
@@ -84,9 +84,12 @@ def fingerprint(root: Path, files: Sequence[Path]) -> str:
 
 
 def _stamps(files: Sequence[Path]) -> list[tuple[str, int, int, int]]:
-    """What changes when a file does: path, size, time of change, place on the disk."""
-    found = [(path, path.stat()) for path in files]
-    return [(str(path), one.st_size, max(one.st_mtime_ns, one.st_ctime_ns), one.st_ino) for path, one in found]
+    """What changes when a file does: path, size, time of change, inode."""
+    arrays = [(path, path.stat()) for path in files]
+    return [
+        (str(path), status.st_size, max(status.st_mtime_ns, status.st_ctime_ns), status.st_ino)
+        for path, status in arrays
+    ]
 
 
 def _digest(value: object) -> str:
@@ -113,14 +116,16 @@ def _folder(name: str, content: str) -> Path:
     return cache_directory() / "decoded" / f"{name}-{content}"
 
 
-def _kept(folder: Path) -> Decoded | None:
-    """Map the arrays in `folder`; remove it if they cannot be what was kept."""
+def _cached(folder: Path) -> Decoded | None:
+    """Map the arrays in `folder`; remove it if they are damaged."""
     try:
         images, labels = (np.load(folder / f"{field}.npy", "r", allow_pickle=False) for field in ("images", "labels"))
         classes = json.loads((folder / "classes.json").read_bytes())
         if images.dtype != np.uint8 or images.ndim != 4 or labels.dtype != np.int64 or labels.shape != images.shape[:1]:
             raise ValueError(f"{images.dtype} {images.shape} and {labels.dtype} {labels.shape}")
-        if classes is not None and not (isinstance(classes, list) and all(isinstance(one, str) for one in classes)):
+        if classes is not None and not (
+            isinstance(classes, list) and all(isinstance(status, str) for status in classes)
+        ):
             raise ValueError("classes are not names")
         return Decoded(images, labels, None if classes is None else tuple(classes))
     except FileNotFoundError:
@@ -132,8 +137,8 @@ def _kept(folder: Path) -> Decoded | None:
     return None
 
 
-def _keep(folder: Path, found: Decoded) -> None:
-    """Write arrays to `folder`, which appears complete or not at all, whatever happens meanwhile."""
+def _store(folder: Path, arrays: Decoded) -> None:
+    """Write arrays to `folder` atomically."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     for left in folder.parent.glob(f"{UNFINISHED}*"):  # by a process that was killed
         with suppress(FileNotFoundError):  # or by one that has just finished
@@ -142,14 +147,14 @@ def _keep(folder: Path, found: Decoded) -> None:
     with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=folder.parent) as scratch:
         fresh = Path(scratch) / folder.name
         fresh.mkdir()
-        for field, array in (("images", found.images), ("labels", found.labels)):
+        for field, array in (("images", arrays.images), ("labels", arrays.labels)):
             with open(fresh / f"{field}.npy", "wb") as file:
                 np.save(file, array, allow_pickle=False)
                 file.flush()
                 os.fsync(file.fileno())
-        (fresh / "classes.json").write_text(json.dumps(found.classes), "utf-8")
+        (fresh / "classes.json").write_text(json.dumps(arrays.classes), "utf-8")
         try:
             fresh.rename(folder)
         except OSError:
-            if not folder.is_dir():  # otherwise another process has kept the same arrays first
+            if not folder.is_dir():  # otherwise another process has cached the same arrays first
                 raise

@@ -1,6 +1,6 @@
 """Decoders of the files that hold many images each: strips, IDX files, CIFAR's records and MATLAB's arrays.
 
-A decoder takes the name of a part, the directory and the files of the part, and a function that is told how far it is.
+A decoder takes the name of a part, the directory and the files of the part, and a callback for progress.
 Nothing is ever unpickled.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halrp.lab.data.archives import AGAIN, Member, members
-from halrp.lab.data.image_files import picture, strict
+from halrp.lab.data.image_files import decode_image, strict
 from halrp.lab.data.images import DataDamaged, Decoded
 
 Note = Callable[[int, int], None]
@@ -48,7 +48,7 @@ def strips(classes: int) -> Decoder:
         images, labels = [], []
         with strict():
             for done, member in enumerate(members(root, sorted(files, key=lambda path: natural(path.name)))):
-                strip = picture(member, "WEBP", "RGB", 32, None, highest=32 * LONGEST_STRIP).reshape(-1, 32, 32, 3)
+                strip = decode_image(member, "WEBP", "RGB", 32, None, highest=32 * LONGEST_STRIP).reshape(-1, 32, 32, 3)
                 label = min(int(natural(_last(member.name))[1]), classes)  # a longer number might not be an int64
                 images.append(strip)
                 labels.append(labelled(member.origin, np.full(len(strip), label, np.int64), classes))
@@ -93,12 +93,12 @@ def records(classes: int, names: Mapping[str, str], skipped: int = 0) -> Decoder
     def decode(part: str, root: Path, files: Sequence[Path], note: Note) -> Decoded:
         pattern = re.compile(names[part])
         every = list(members(root, files, lambda name: pattern.fullmatch(_last(name))))
-        found = {_last(one.name): one for one in every}
-        if not found or len(found) < len(every):
+        by_name = {_last(member.name): member for member in every}
+        if not by_name or len(by_name) < len(every):
             raise DataDamaged(f"{files[0]} should have one file of each name {pattern.pattern}. {AGAIN}")
         images, labels = [], []
         length = skipped + 1 + 3072
-        for done, member in enumerate(found[name] for name in sorted(found, key=natural)):
+        for done, member in enumerate(by_name[name] for name in sorted(by_name, key=natural)):
             if not member.content or len(member.content) % length:
                 raise DataDamaged(
                     f"{member.origin} has {len(member.content)} bytes, not a multiple of the {length} of a record. "
@@ -107,7 +107,7 @@ def records(classes: int, names: Mapping[str, str], skipped: int = 0) -> Decoder
             rows = np.frombuffer(member.content, np.uint8).reshape(-1, length)
             images.append(rows[:, skipped + 1 :].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
             labels.append(labelled(member.origin, rows[:, skipped].astype(np.int64), classes))
-            note(done + 1, len(found))
+            note(done + 1, len(by_name))
         return Decoded(np.ascontiguousarray(np.concatenate(images)), np.concatenate(labels))
 
     return decode
@@ -120,11 +120,17 @@ def matlab(part: str, root: Path, files: Sequence[Path], note: Note) -> Decoded:
     (member,) = members(root, files)
     try:
         shapes = {name: (shape, kind) for name, shape, kind in scipy_io.whosmat(io.BytesIO(member.content))}
-        (shape, kind), (many, _) = shapes["X"], shapes["y"]
-        if shape[:3] != (32, 32, 3) or len(shape) != 4 or kind != "uint8" or many != (shape[3], 1) or not shape[3]:
-            raise ValueError(f"X is {kind} {shape}, y is {many}")
+        (shape, kind), (label_shape, _) = shapes["X"], shapes["y"]
+        if (
+            shape[:3] != (32, 32, 3)
+            or len(shape) != 4
+            or kind != "uint8"
+            or label_shape != (shape[3], 1)
+            or not shape[3]
+        ):
+            raise ValueError(f"X is {kind} {shape}, y is {label_shape}")
         if 3072 * shape[3] > len(member.content) * 1100:  # zlib packs at most about 1030 to 1
-            raise ValueError(f"X is said to hold {shape[3]:,} images")
+            raise ValueError(f"X has {shape[3]:,} images by its header")
         arrays = scipy_io.loadmat(io.BytesIO(member.content), variable_names=["X", "y"])
         raw, values = arrays["X"], arrays["y"].reshape(-1)
         labels = values.astype(np.int64)

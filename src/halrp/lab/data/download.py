@@ -1,6 +1,6 @@
-"""Downloads of the official files, so that a file in place is whole and what its publisher gave out.
+"""Downloads of the official files; a file in place is complete and verified.
 
-A file grows under the name `<file>.part`, is resumed from there after an interruption, is held against its published
+A file grows under the name `<file>.part`, is resumed from there after an interruption, is compared with its published
 size and checksum, and only then moved into place. Archives stay packed; the readers look inside them.
 """
 
@@ -25,7 +25,7 @@ from halrp.lab.data.images import DataDamaged
 from halrp.lab.data.sources import File, source
 from halrp.lab.data.transfer import PermanentError, Report, TransientError, transfer
 from halrp.store.atomic import flush_folder, make_folder
-from halrp.store.atomic import write as write_whole
+from halrp.store.atomic import write as write_atomically
 
 try:
     import fcntl
@@ -33,25 +33,25 @@ except ImportError:  # pragma: no cover  (Windows has no flock; one download at 
     fcntl = None  # type: ignore[assignment]
 
 Progress = Callable[[str, int, int | None], None]
-"""Called with the file's place under the data directory, the bytes that are there, and all bytes if known."""
+"""Called with the file's path under the data directory, the bytes that are there, and all bytes if known."""
 
 
 class DownloadFailed(HalrpError, OSError):  # noqa: N818  (reads as what it says, like DataMissing)
-    """A file could not be had from any of its addresses."""
+    """A file could not be downloaded from any of its addresses."""
 
 
 class DiskFull(DownloadFailed):
-    """There is no room for a file."""
+    """The disk has no space for a file."""
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How patient a download is."""
+    """Timeouts and retries of a download."""
 
     timeout: float = 30.0
     """Seconds without a single byte after which a connection is given up."""
     tries: int = 3
-    """How often in a row an address may fail before it is given up. After much progress the count starts anew."""
+    """How often in a row an address may fail before it is given up. After much progress the count starts again."""
     pause: float = 1.0
     """Seconds before the second try; they double with each further one."""
     wait: float = 600.0
@@ -88,7 +88,7 @@ def begun(name: str, data: str | PathLike[str] | None = None) -> int:
 
 
 def fetch(file: File, root: Path, progress: Progress | None = None, policy: RetryPolicy = DEFAULT_POLICY) -> Path:
-    """Bring one file to its place under `root`, or raise an error and leave the next try possible."""
+    """Download one file to its path under `root`; after an error another call resumes it."""
     path = root / file.path
     if is_verified(path, file):
         return path
@@ -101,10 +101,10 @@ def fetch(file: File, root: Path, progress: Progress | None = None, policy: Retr
         make_folder(path.parent)
     except OSError as error:
         raise DownloadFailed(f"{path.parent} cannot be made: {error.strerror or error}") from error
-    with _alone(path, report, policy):
+    with _file_lock(path, report, policy):
         if not is_verified(path, file):  # another process may have brought it meanwhile
             _check_room(root, _needed(file, root))
-            _from_any(file, path, report, policy)
+            _from_first_good_url(file, path, report, policy)
     report(path.stat().st_size, None)
     return path
 
@@ -120,7 +120,7 @@ def is_verified(path: Path, file: File) -> bool:
     return True
 
 
-def _from_any(file: File, path: Path, report: Report, policy: RetryPolicy) -> None:
+def _from_first_good_url(file: File, path: Path, report: Report, policy: RetryPolicy) -> None:
     """Download from the first address that gives the right content, and move the file into place."""
     part = _part(path)
     failures: list[DownloadFailed | DataDamaged] = []
@@ -128,9 +128,9 @@ def _from_any(file: File, path: Path, report: Report, policy: RetryPolicy) -> No
     while urls:
         resumed = _size(part) > 0
         try:
-            _patiently(urls[0], file, part, report, policy)
+            _with_retries(urls[0], file, part, report, policy)
             _check(part, file, urls[0])
-            _place(part, path, file)
+            _install(part, path, file)
             return
         except DataDamaged as error:
             _discard(part)
@@ -149,7 +149,7 @@ def _from_any(file: File, path: Path, report: Report, policy: RetryPolicy) -> No
     ) from failures[-1]
 
 
-def _patiently(url: str, file: File, part: Path, report: Report, policy: RetryPolicy) -> None:
+def _with_retries(url: str, file: File, part: Path, report: Report, policy: RetryPolicy) -> None:
     """Download from one address, resuming after failures that may pass."""
     failed = 0
     while True:
@@ -198,16 +198,16 @@ def _disk_full(folder: Path, needed: int | None, note: str) -> DiskFull:
 
 
 def _check(path: Path, file: File, url: str = "") -> None:
-    """Hold a file against its size and checksum, as far as they are known."""
-    found = f"what {url} gave" if url else f"{path}"
+    """Compare a file with its size and checksum, as far as they are known."""
+    source_name = f"what {url} gave" if url else f"{path}"
     size = _size(path)
     if file.bytes is not None and size != file.bytes:
-        raise DataDamaged(f"{found} has {size:,} bytes, where the published file has {file.bytes:,}")
+        raise DataDamaged(f"{source_name} has {size:,} bytes, where the published file has {file.bytes:,}")
     if file.checksum is not None:
         algorithm, published = file.checksum
         actual = _digest(path, algorithm)
         if actual != published:
-            raise DataDamaged(f"{found} has the {algorithm} {actual}, where the published file has {published}")
+            raise DataDamaged(f"{source_name} has the {algorithm} {actual}, where the published file has {published}")
 
 
 def _digest(path: Path, algorithm: str) -> str:
@@ -215,11 +215,11 @@ def _digest(path: Path, algorithm: str) -> str:
         return hashlib.file_digest(content, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 
-def _place(part: Path, path: Path, file: File) -> None:
-    """Move a verified part file into place, so that it outlives the machine."""
+def _install(part: Path, path: Path, file: File) -> None:
+    """Move a verified part file into place, durably."""
     if file.checksum is None:
         size, sha256 = _size(part), _digest(part, "sha256")
-        write_whole(_record(path), json.dumps({"bytes": size, "sha256": sha256}).encode())
+        write_atomically(_record(path), json.dumps({"bytes": size, "sha256": sha256}).encode())
         warnings.warn(
             f"{path} could not be verified: nobody publishes its checksum. Its size, {size:,} bytes, and its SHA-256, "
             f"{sha256}, are recorded in {_record(path).name} and checked from now on.",
@@ -264,7 +264,7 @@ def _discard(part: Path) -> None:
 
 
 @contextmanager
-def _alone(path: Path, report: Report, policy: RetryPolicy) -> Iterator[None]:
+def _file_lock(path: Path, report: Report, policy: RetryPolicy) -> Iterator[None]:
     """Hold a file's lock for a block, so that two processes never write to the same part file.
 
     Whoever waits reports how the part file grows. The system releases the lock of a process that dies.

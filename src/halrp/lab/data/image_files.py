@@ -1,6 +1,6 @@
-"""Decoders of sets with one file per picture, in archives or in folders: notMNIST, Omniglot and TinyImageNet.
+"""Decoders of sets with one file per image, in archives or in folders: notMNIST, Omniglot and TinyImageNet.
 
-Pictures are sorted by what their names say, so that an archive and its unpacked folder give the same arrays.
+Images are sorted by their names, so that an archive and its unpacked folder give the same arrays.
 """
 
 import io
@@ -30,7 +30,7 @@ def strict() -> Iterator[None]:
         yield
 
 
-def picture(
+def decode_image(
     member: Member, form: str, mode: str, width: int, height: int | None, highest: int | None = None
 ) -> NDArray[np.uint8]:
     """Decode a picture of the format `form` to bytes (height, width[, channels]) of Pillow's `mode`.
@@ -57,7 +57,7 @@ def picture(
 
 
 def _decode(
-    found: Sequence[Member],
+    matching: Sequence[Member],
     size: int,
     form: str,
     mode: str,
@@ -66,27 +66,27 @@ def _decode(
 ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
     """Decode pictures of size×size, in order; up to `skippable` that cannot be are left out and False in the mask."""
     channels = 3 if mode == "RGB" else 1
-    images = np.empty((len(found), size, size, channels), np.uint8)
-    good = np.ones(len(found), np.bool_)
+    images = np.empty((len(matching), size, size, channels), np.uint8)
+    good = np.ones(len(matching), np.bool_)
     with strict():
-        for place, member in enumerate(found):
+        for index, member in enumerate(matching):
             try:
-                images[place] = picture(member, form, mode, size, size).reshape(size, size, channels)
+                images[index] = decode_image(member, form, mode, size, size).reshape(size, size, channels)
             except DataDamaged:
-                good[place] = False
+                good[index] = False
                 if (~good).sum() > skippable:
                     raise
-            if place % 1000 == 999 or place + 1 == len(found):
-                note(place + 1, len(found))
+            if index % 1000 == 999 or index + 1 == len(matching):
+                note(index + 1, len(matching))
     return (images if good.all() else images[good]), good
 
 
 def _sorted_by(
-    found: Sequence[Member], pattern: str, files: Sequence[Path], key: Callable[[re.Match[str]], tuple[object, ...]]
+    matching: Sequence[Member], pattern: str, files: Sequence[Path], key: Callable[[re.Match[str]], tuple[object, ...]]
 ) -> list[tuple[tuple[object, ...], Member]]:
     """Pair members with their keys, sorted; two of one name are damage, as are none."""
     keyed: dict[tuple[object, ...], Member] = {}
-    for member in found:
+    for member in matching:
         matched = re.search(pattern, member.name)
         if matched is None:
             continue
@@ -100,8 +100,8 @@ def _sorted_by(
 def notmnist(part: str, root: Path, files: Sequence[Path], note: Callable[[int, int], None]) -> Decoded:
     """Decode notMNIST: `A` … `J`/name.png, 28×28 grey; label 0 is A. Sorted by letter, then by file name."""
     pattern = r"(?:^|/)([A-J])/(?!\._)([^/]+)\.png$"  # ._ are a Mac's notes on files
-    found = members(root, files, lambda name: re.search(pattern, name))
-    pairs = _sorted_by(list(found), pattern, files, lambda name: (name[1], name[2] + ".png"))
+    matching = members(root, files, lambda name: re.search(pattern, name))
+    pairs = _sorted_by(list(matching), pattern, files, lambda name: (name[1], name[2] + ".png"))
     images, good = _decode([member for _, member in pairs], 28, "PNG", "L", note, UNDECODABLE)
     labels = np.array(["ABCDEFGHIJ".index(str(key[0])) for key, _ in pairs], np.int64)
     return Decoded(images, labels[good])
@@ -113,8 +113,8 @@ def omniglot(part: str, root: Path, files: Sequence[Path], note: Callable[[int, 
     Classes are the part's characters, sorted by alphabet and character; drawings are sorted by file name.
     """
     pattern = rf"(?:^|/)images_{part}/([^/]+)/(character[0-9]+)/([^/]+)\.png$"
-    found = members(root, files, lambda name: re.search(pattern, name))
-    pairs = _sorted_by(list(found), pattern, files, lambda name: (name[1], name[2], name[3]))
+    matching = members(root, files, lambda name: re.search(pattern, name))
+    pairs = _sorted_by(list(matching), pattern, files, lambda name: (name[1], name[2], name[3]))
     images, _ = _decode([member for _, member in pairs], 105, "PNG", "L", note)
     characters = [f"{key[0]}/{key[1]}" for key, _ in pairs]
     classes = tuple(dict.fromkeys(characters))
@@ -127,20 +127,22 @@ def tinyimagenet(part: str, root: Path, files: Sequence[Path], note: Callable[[i
 
     Training pictures are sorted by class and number, validation pictures by number. Grey pictures become coloured.
     """
-    pictured, texts = tinyimagenet_files(part, root, files)
+    images_as_stored, texts = tinyimagenet_files(part, root, files)
     if "wnids.txt" not in texts or ("val_annotations.txt" not in texts and part == "val"):
         raise DataDamaged(f"{files[-1]} lacks wnids.txt or val/val_annotations.txt. {AGAIN}")
     ids = sorted(set(texts["wnids.txt"].split()))
     number = {wnid: label for label, wnid in enumerate(ids)}
-    told = dict(line.split()[:2] for line in texts.get("val_annotations.txt", "").splitlines() if len(line.split()) > 1)
+    annotations = dict(
+        line.split()[:2] for line in texts.get("val_annotations.txt", "").splitlines() if len(line.split()) > 1
+    )
     labels = []
-    for member in pictured:
+    for member in images_as_stored:
         file = member.name.rsplit("/", 1)[-1]
-        wnid = file.split("_")[0] if part == "train" else told.get(file, "unknown")
+        wnid = file.split("_")[0] if part == "train" else annotations.get(file, "unknown")
         if wnid not in number:
             raise DataDamaged(f"{member.origin} has the class {wnid}, which is not in wnids.txt. {AGAIN}")
         labels.append(number[wnid])
-    images, _ = _decode(pictured, 64, "JPEG", "RGB", note)
+    images, _ = _decode(images_as_stored, 64, "JPEG", "RGB", note)
     words = dict(line.split("\t", 1) for line in texts.get("words.txt", "").splitlines() if "\t" in line)
     classes = tuple(words.get(wnid, wnid).split(",")[0].strip() or wnid for wnid in ids)
     return Decoded(images, np.array(labels, np.int64), classes)
@@ -151,9 +153,9 @@ def tinyimagenet_files(part: str, root: Path, files: Sequence[Path]) -> tuple[li
     train = r"(?:^|/)train/(n[0-9]+)/images/\1_([0-9]{1,9})\.JPEG$"
     pattern = train if part == "train" else r"(?:^|/)val/images/(val)_([0-9]{1,9})\.JPEG$"
     lists = r"(?:^|/)(wnids\.txt|words\.txt|val_annotations\.txt)$"
-    found = list(members(root, files, lambda name: re.search(pattern, name) or re.search(lists, name)))
-    texts = {member.name.rsplit("/", 1)[-1]: _text(member) for member in found if re.search(lists, member.name)}
-    pairs = _sorted_by(found, pattern, files, lambda name: (name[1], int(name[2])))
+    matching = list(members(root, files, lambda name: re.search(pattern, name) or re.search(lists, name)))
+    texts = {member.name.rsplit("/", 1)[-1]: _text(member) for member in matching if re.search(lists, member.name)}
+    pairs = _sorted_by(matching, pattern, files, lambda name: (name[1], int(name[2])))
     return [member for _, member in pairs], texts
 
 

@@ -1,4 +1,4 @@
-"""What of the data sets is there: for a list, cheaply; and on request verified against published checksums."""
+"""Which data sets are on this machine; on request verified with published checksums."""
 
 import hashlib
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halrp.lab.data.cache import kept_arrays
+from halrp.lab.data.cache import cached_arrays
 from halrp.lab.data.image_files import tinyimagenet_files
 from halrp.lab.data.images import DataDamaged, LoadedDataSet, Progress
 from halrp.lab.data.reading import Located, is_complete, locate, read
@@ -43,7 +43,7 @@ class Status:
 def status(
     name: str, data: str | PathLike[str] | None = None, verify: bool = False, progress: Progress | None = None
 ) -> Status:
-    """Tell whether the data set `name` is there, and how. Only `verify` decodes images or reads files."""
+    """The status of the data set `name`. Only `verify` decodes images or reads files."""
     check_name("data set", name, SETS)
     chosen = SETS[name]
     located = locate(chosen, data)
@@ -55,32 +55,34 @@ def status(
     complete, verified, problem = None, "not asked", ""
     if verify:
         try:
-            found = read(name, data, progress)
-            complete, verified = found.complete, _verified(name, located, found)
+            data_set = read(name, data, progress)
+            complete, verified = data_set.complete, _verified(name, located, data_set)
         except DataDamaged as error:
             verified, problem = "no", str(error)
     else:
-        kept = {part: kept_arrays(f"{name}-{part}", directory, mine) for part, mine in parts.items()}
-        counts = {part: len(one.labels) for part, one in kept.items() if one is not None}
-        complete = is_complete(chosen, counts) if len(counts) == len(kept) else None
+        cached = {part: cached_arrays(f"{name}-{part}", directory, mine) for part, mine in parts.items()}
+        counts = {part: len(arrays.labels) for part, arrays in cached.items() if arrays is not None}
+        complete = is_complete(chosen, counts) if len(counts) == len(cached) else None
     return Status(name, chosen.title, True, layout.name, directory, size, complete, verified, problem)
 
 
-def _verified(name: str, located: Located, found: LoadedDataSet) -> str:
+def _verified(name: str, located: Located, data_set: LoadedDataSet) -> str:
     """Compare with the checksums of official files, then with those of decoded images: yes, no or unknown."""
     official = {Path(file.path).name: file.checksum for file in sources()[name].files} if name in sources() else {}
-    published = [official.get(path.name) for path in found.files]
+    published = [official.get(path.name) for path in data_set.files]
     if all(published):
-        pairs = zip(found.files, published, strict=True)
+        pairs = zip(data_set.files, published, strict=True)
         if all(known is not None and _of_file(path, known[0]) == known[1] for path, known in pairs):
             return "yes"
     known = load_reference("checksums")["sets"].get(name)
-    if known is None or (known["layouts"] is not None and found.layout not in known["layouts"]):
+    if known is None or (known["layouts"] is not None and data_set.layout not in known["layouts"]):
         return "no" if all(published) else "unknown"
     parts = known["parts"]
-    if any(len(found.parts[part].labels) != parts[part]["count"] for part in parts):
+    if any(len(data_set.parts[part].labels) != parts[part]["count"] for part in parts):
         return "no" if all(published) else "unknown"
-    same = all(_sums(known, part, located, found) == (parts[part]["images"], parts[part]["labels"]) for part in parts)
+    same = all(
+        _sums(known, part, located, data_set) == (parts[part]["images"], parts[part]["labels"]) for part in parts
+    )
     return "yes" if same else "no"
 
 
@@ -89,10 +91,10 @@ def _of_file(path: Path, algorithm: str) -> str:
         return hashlib.file_digest(file, algorithm).hexdigest()
 
 
-def _sums(known: dict[str, Any], part: str, located: Located, found: LoadedDataSet) -> tuple[str, str | None]:
+def _sums(known: dict[str, Any], part: str, located: Located, data_set: LoadedDataSet) -> tuple[str, str | None]:
     """Return the checksums of a part's images and labels, in the form of the fact; None where it has none."""
     form, algorithm, labelled = known["form"], known["algorithm"], known["parts"][part]["labels"] is not None
-    images, labels = found.parts[part]
+    images, labels = data_set.parts[part]
     if form == "files":
         pictures, _ = tinyimagenet_files(part, located.directory, located.files[part])
         total = hashlib.new(algorithm)

@@ -18,19 +18,19 @@ class Layout:
     `{first,second}` stands for the first of these that does."""
     decode: Decoder
     shown: str
-    """What a user is told to put there."""
+    """The files, for messages to the user."""
     directory: str | None = None
     """A directory of its own that is searched instead of the data directory."""
 
     def find(self, root: Path) -> dict[str, tuple[Path, ...]] | None:
         """Return the files of each part under `root`, or None if there are not all."""
-        found = {}
+        by_part = {}
         for part, patterns in self.parts.items():
             files = [_matching(root, pattern) for pattern in patterns]
             if not all(files):
                 return None
-            found[part] = tuple(path for some in files for path in some)
-        return found
+            by_part[part] = tuple(path for some in files for path in some)
+        return by_part
 
 
 def expanded(pattern: str) -> Iterator[str]:
@@ -45,7 +45,7 @@ def expanded(pattern: str) -> Iterator[str]:
 
 def _matching(root: Path, pattern: str) -> list[Path]:
     """Return the files that the first fitting form of `pattern` names, sorted."""
-    for one in expanded(pattern):
-        if files := sorted(path for path in root.glob(one) if path.is_file()):
+    for candidate in expanded(pattern):
+        if files := sorted(path for path in root.glob(candidate) if path.is_file()):
             return files
     return []

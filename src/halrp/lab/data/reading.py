@@ -1,4 +1,4 @@
-"""Reading a data set by name: found in one of its layouts, decoded once, checked, and told whole from subset."""
+"""Reading a data set by name: located in one of its layouts, decoded once, and checked for completeness."""
 
 from os import PathLike
 from pathlib import Path
@@ -28,8 +28,8 @@ class Located(NamedTuple):
 def read(name: str, data: str | PathLike[str] | None = None, progress: Progress | None = None) -> LoadedDataSet:
     """Read the data set `name` from the data directory.
 
-    The layouts of `SETS[name]` are tried in order. Pictures are decoded on the first read, of which `progress` is told,
-    and mapped from the cache afterwards: the arrays are read-only.
+    The layouts of `SETS[name]` are tried in order. Images are decoded on the first read, which calls
+    `progress`, and mapped from the cache afterwards: the arrays are read-only.
     """
     check_name("data set", name, SETS)
     chosen = SETS[name]
@@ -45,12 +45,12 @@ def read(name: str, data: str | PathLike[str] | None = None, progress: Progress 
             return layout.decode(part, directory, mine, lambda at, of: progress(at, of, text) if progress else None)
 
         made[part] = decoded(f"{name}-{part}", directory, mine, decode)
-    classes = {part: one.classes or tuple(load_reference("classes")[name]) for part, one in made.items()}
-    for part, one in made.items():
-        check(chosen, part, one, len(classes[part]), directory)
+    classes = {part: arrays.classes or tuple(load_reference("classes")[name]) for part, arrays in made.items()}
+    for part, arrays in made.items():
+        check(chosen, part, arrays, len(classes[part]), directory)
     return LoadedDataSet(
-        parts={part: Images(one.images, one.labels) for part, one in made.items()},
-        complete=is_complete(chosen, {part: len(one.labels) for part, one in made.items()}),
+        parts={part: Images(arrays.images, arrays.labels) for part, arrays in made.items()},
+        complete=is_complete(chosen, {part: len(arrays.labels) for part, arrays in made.items()}),
         classes=sum(dict.fromkeys(classes.values()), ()),
         layout=layout.name,
         part_classes=classes,
@@ -73,14 +73,14 @@ def is_complete(chosen: DataSet, counts: dict[str, int]) -> bool:
     return counts == dict(chosen.counts)
 
 
-def check(chosen: DataSet, part: str, one: Decoded, classes: int, directory: Path) -> None:
+def check(chosen: DataSet, part: str, arrays: Decoded, classes: int, directory: Path) -> None:
     """Check shapes and counts: every class is there, none more often than it should, and no part is too large."""
     name = f"{chosen.title}, {part}, in {directory}"
-    if one.images.shape[1:] != chosen.shape:
-        raise DataDamaged(f"{name} has images of shape {one.images.shape[1:]}, not {chosen.shape}. {AGAIN}")
-    if len(one.labels) > chosen.counts[part]:
-        raise DataDamaged(f"{name} has {len(one.labels):,} images; the set has {chosen.counts[part]:,}. {AGAIN}")
-    counts = np.bincount(one.labels, minlength=classes)
+    if arrays.images.shape[1:] != chosen.shape:
+        raise DataDamaged(f"{name} has images of shape {arrays.images.shape[1:]}, not {chosen.shape}. {AGAIN}")
+    if len(arrays.labels) > chosen.counts[part]:
+        raise DataDamaged(f"{name} has {len(arrays.labels):,} images; the set has {chosen.counts[part]:,}. {AGAIN}")
+    counts = np.bincount(arrays.labels, minlength=classes)
     few, many = int(counts.argmin()), int(counts.argmax())
     if len(counts) > classes or not counts[few] or (chosen.balanced and counts[few] != counts[many]):
         expected = "every class should have as many" if chosen.balanced else "every class should have some"

@@ -96,7 +96,7 @@ _ALL = (
             Layout(
                 "official binary files",
                 {
-                    "train": tuple(f"{{cifar-10-batches-bin,cifar10}}/data_batch_{one}.bin" for one in range(1, 6)),
+                    "train": tuple(f"{{cifar-10-batches-bin,cifar10}}/data_batch_{i}.bin" for i in range(1, 6)),
                     "test": ("{cifar-10-batches-bin,cifar10}/test_batch.bin",),
                 },
                 CIFAR10_RECORDS,
@@ -254,5 +254,5 @@ _ALL = (
     ),
 )
 
-SETS: dict[str, DataSet] = {one.name: one for one in _ALL}
+SETS: dict[str, DataSet] = {data_set.name: data_set for data_set in _ALL}
 """Every data set by name."""

@@ -1,7 +1,7 @@
 """The official files of each data set: where they are published, how large they are, and their checksums.
 
-The facts are in `facts/downloads.json`, with the place where each of them is published. A size or checksum that nobody
-publishes is None there, and a download that cannot be verified for want of it says so.
+They are in `reference/downloads.json`, with the source of each value. A size or checksum that nobody publishes is None
+there, and a download that cannot be verified for that reason warns.
 """
 
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ class File:
     """One file as its publisher gives it out."""
 
     path: str
-    """Its place under the data directory, where the readers look for it."""
+    """Its path under the data directory, where the readers look for it."""
     urls: tuple[str, ...]
-    """Where it can be had, in the order of trial."""
+    """Its addresses, in the order in which they are tried."""
     bytes: int | None
     """Its size."""
     sha256: str | None

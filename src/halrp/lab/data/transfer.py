@@ -20,7 +20,7 @@ from typing import IO, Any
 from halrp._version import __version__
 from halrp.errors import WriteError
 from halrp.lab.data.sources import File
-from halrp.store.atomic import write as write_whole
+from halrp.store.atomic import write as write_atomically
 
 Report = Callable[[int, int | None], None]
 """Called with the bytes that are there, and all bytes of the file if known."""
@@ -74,7 +74,7 @@ def transfer(
     answer = _open(url, headers, timeout)
     if answer.status == 206 and _first(answer) != have:  # a range that was not asked for is of no use
         answer.close()
-        answer = _open(url, _whole(headers), timeout)
+        answer = _open(url, _without_range(headers), timeout)
     with answer:
         _receive(answer, url, file, part, have, report, timeout, write)
 
@@ -96,7 +96,7 @@ def _resume_headers(url: str, file: File, part: Path, have: int) -> dict[str, st
     return {"Range": f"bytes={have}-"} if file.checksum is not None else {}
 
 
-def _whole(headers: dict[str, str]) -> dict[str, str]:
+def _without_range(headers: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name not in ("Range", "If-Range")}
 
 
@@ -107,7 +107,7 @@ def _open(url: str, headers: dict[str, str], timeout: float) -> http.client.HTTP
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == 416 and "Range" in headers:  # there is no such range: the part is of another file
-            return _open(url, _whole(headers), timeout)
+            return _open(url, _without_range(headers), timeout)
         kind = TransientError if error.code in (408, 429) or error.code >= 500 else PermanentError
         raise kind(f"the server answered {error.code} {error.reason}".rstrip()) from error
     except urllib.error.URLError as error:
@@ -120,8 +120,8 @@ def _open(url: str, headers: dict[str, str], timeout: float) -> http.client.HTTP
 
 def _first(answer: http.client.HTTPResponse) -> int | None:
     """Where in the file a partial answer starts."""
-    found = re.match(r"bytes (\d+)-", answer.headers.get("Content-Range", "").strip())
-    return None if found is None else int(found[1])
+    match = re.match(r"bytes (\d+)-", answer.headers.get("Content-Range", "").strip())
+    return None if match is None else int(match[1])
 
 
 def _total(answer: http.client.HTTPResponse, file: File) -> int | None:
@@ -200,7 +200,7 @@ def _note(part: Path, url: str, headers: Message) -> None:
     with suppress(FileNotFoundError):
         _note_path(part).unlink()
     with suppress(WriteError):  # without the note the part is still resumed if there is a checksum
-        write_whole(_note_path(part), json.dumps({"url": url, "version": version or None}).encode(), durable=False)
+        write_atomically(_note_path(part), json.dumps({"url": url, "version": version or None}).encode(), durable=False)
 
 
 def _check_scheme(url: str) -> None:

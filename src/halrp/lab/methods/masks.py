@@ -1,4 +1,4 @@
-"""Binary masks of many tasks over the same weights: held as symbols of seven tasks, counted in coded bytes.
+"""Binary masks of many tasks over the same weights, as symbols of seven tasks; their size is that of a compressed form.
 
 Bit j of a weight's symbol says whether task j of a group of seven uses it. Masks of tasks that learn from one another
 overlap, so that few of the 128 symbols are common, and a code for symbols needs fewer bits than the masks have. A mask
@@ -36,18 +36,18 @@ def symbols_of(bits: Bits) -> Symbols:
     near = 8 // tasks
     padded = np.zeros((tasks, math.ceil(weights / near) * near), np.uint8)
     padded[:, :weights] = bits
-    places = (np.arange(near) * tasks + np.arange(tasks)[:, None]).astype(np.uint8)  # (tasks, near)
-    placed = padded.reshape(tasks, -1, near) << places[:, None, :]
-    found: Symbols = np.bitwise_or.reduce(placed, axis=(0, 2)).astype(np.uint8)
-    return found
+    shifts = (np.arange(near) * tasks + np.arange(tasks)[:, None]).astype(np.uint8)  # (tasks, near)
+    shifted = padded.reshape(tasks, -1, near) << shifts[:, None, :]
+    result: Symbols = np.bitwise_or.reduce(shifted, axis=(0, 2)).astype(np.uint8)
+    return result
 
 
 def bits_of(symbols: Symbols, tasks: int, weights: int) -> Bits:
     """The masks (tasks, weights) that symbols were made of."""
     near = 8 // tasks
-    places = (np.arange(near) * tasks + np.arange(tasks)[:, None]).astype(np.uint8)
-    found = (symbols[None, :, None] >> places[:, None, :]) & 1
-    return found.reshape(tasks, -1)[:, :weights].astype(bool)
+    shifts = (np.arange(near) * tasks + np.arange(tasks)[:, None]).astype(np.uint8)
+    result = (symbols[None, :, None] >> shifts[:, None, :]) & 1
+    return result.reshape(tasks, -1)[:, :weights].astype(bool)
 
 
 def _huffman(content: bytes) -> bytes:
@@ -93,15 +93,15 @@ def decode(content: bytes, tasks: int, weights: int) -> Bits:
     size = math.ceil(tasks * weights / 8) if way == 0 else math.ceil(weights / near)
     try:
         if way == 0:
-            found = content
+            result = content
         else:
             _, from_code = list(CODERS.values())[way - 1 if way > 0 else len(CODERS)]
-            found = from_code(content, size)
+            result = from_code(content, size)
     except (IndexError, zlib.error, lzma.LZMAError) as error:
         raise DamagedError(f"coded masks of {tasks} tasks and {weights} weights cannot be read: {error!r}") from error
-    if len(found) != size:
-        raise DamagedError(f"coded masks of {tasks} tasks and {weights} weights hold {len(found)} bytes, not {size}")
-    values = np.frombuffer(found, np.uint8)
+    if len(result) != size:
+        raise DamagedError(f"coded masks of {tasks} tasks and {weights} weights hold {len(result)} bytes, not {size}")
+    values = np.frombuffer(result, np.uint8)
     if way == 0:
         return np.unpackbits(values, count=tasks * weights).reshape(tasks, weights).astype(bool)
     return bits_of(values, tasks, weights)
@@ -119,26 +119,26 @@ class Masks:
 
     def add(self, masks: Mapping[str, Tensor]) -> None:
         """Keep the masks, boolean, of the next task."""
-        place = self.tasks % TASKS
-        if place == 0:
+        bit = self.tasks % TASKS
+        if bit == 0:
             self.groups.append({n: torch.zeros_like(mask, dtype=torch.uint8) for n, mask in masks.items()})
         for name, mask in masks.items():
-            self.groups[-1][name] |= mask.to(torch.uint8) << place
+            self.groups[-1][name] |= mask.to(torch.uint8) << bit
         self._bytes.pop(len(self.groups) - 1, None)
         self.tasks += 1
 
     def of(self, task: int) -> dict[str, Tensor]:
         """The masks, boolean, of a task."""
-        group, place = divmod(task, TASKS)
-        return {n: (symbols >> place) & 1 != 0 for n, symbols in self.groups[group].items()}
+        group, bit = divmod(task, TASKS)
+        return {n: (symbols >> bit) & 1 != 0 for n, symbols in self.groups[group].items()}
 
     def used(self) -> dict[str, Tensor]:
         """Which weights some task uses, boolean; nothing before the first task."""
-        found: dict[str, Tensor] = {}
+        result: dict[str, Tensor] = {}
         for group in self.groups:
             for name, symbols in group.items():
-                found[name] = found[name] | (symbols != 0) if name in found else symbols != 0
-        return found
+                result[name] = result[name] | (symbols != 0) if name in result else symbols != 0
+        return result
 
     def coded(self, group: int) -> dict[str, bytes]:
         """The masks of a group of tasks as they are written, by layer."""
@@ -158,16 +158,16 @@ class Masks:
 
     @classmethod
     def restored(cls, tensors: Mapping[str, Tensor], tasks: int, like: Mapping[str, Tensor]) -> Masks:
-        """Masks of so many tasks from what `tensors` gave, laid out like the weights."""
-        found = cls()
-        found.tasks = tasks
+        """Masks of a number of tasks from `tensors()`, in the memory format of the weights."""
+        result = cls()
+        result.tasks = tasks
         for i in range(math.ceil(tasks / TASKS)):
-            placed = {n: torch.empty_like(w, dtype=torch.uint8).copy_(tensors[f"{i}/{n}"]) for n, w in like.items()}
-            found.groups.append(placed)
-        return found
+            shifted = {n: torch.empty_like(w, dtype=torch.uint8).copy_(tensors[f"{i}/{n}"]) for n, w in like.items()}
+            result.groups.append(shifted)
+        return result
 
 
 def _bits(symbols: Tensor, tasks: int) -> Bits:
     flat = symbols.cpu().contiguous().numpy().reshape(-1)
-    found: Bits = (flat >> np.arange(tasks, dtype=np.uint8)[:, None]) & 1 != 0
-    return found
+    result: Bits = (flat >> np.arange(tasks, dtype=np.uint8)[:, None]) & 1 != 0
+    return result

@@ -87,19 +87,19 @@ class TaskLoss:
     attraction: float
     distillation: float
     axis: Axis
-    chance: Generator | None = None
+    generator: Generator | None = None
 
     def attend(self, x: Tensor, generator: Generator) -> Tensor:
         """Leave a batch as it is; both views are made later, together."""
-        self.chance = generator
+        self.generator = generator
         return x
 
     def views(self, x: Tensor) -> Tensor:
         """Two views of a batch, (2 · batch, …), all of the first before the second."""
         if self.view is None:
             return torch.cat([x, x])
-        assert self.chance is not None
-        return torch.cat([self.view(x, self.chance), self.view(x, self.chance)])
+        assert self.generator is not None
+        return torch.cat([self.view(x, self.generator), self.view(x, self.generator)])
 
     def loss(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """The loss of a batch."""

@@ -1,4 +1,4 @@
-"""Subspaces that hold most of the energy of a layer's inputs or outputs: what `gpm` and `bmkp` remember.
+"""Subspaces that hold most of the energy of a layer's inputs or outputs: the memories of `gpm` and `bmkp`.
 
 A layer is seen as a matrix W (O, D): D is all that one output sees, for a convolution channels × rows × columns of its
 kernel. Its inputs are columns x of D numbers, one per example and position; its outputs are the columns W x of O
@@ -27,14 +27,14 @@ IMAGES_AT_ONCE = 16
 def layers_of(net: nn.Module, head: str) -> dict[str, nn.Module]:
     """Every two-dimensional convolution and linear layer of a network but the head, by name, in its order."""
     kinds = (nn.Conv2d, nn.Linear)
-    found: dict[str, nn.Module] = {n: m for n, m in net.named_modules() if isinstance(m, kinds) and n != head}
-    for name, layer in found.items():
+    by_layer: dict[str, nn.Module] = {n: m for n, m in net.named_modules() if isinstance(m, kinds) and n != head}
+    for name, layer in by_layer.items():
         if getattr(layer, "groups", 1) != 1:
             raise ModelError(
                 f"{name}: a convolution of {layer.groups} groups has an input subspace for each group, which is not "
                 "supported; use groups=1"
             )
-    return found
+    return by_layer
 
 
 def matrix(weight: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ def further_rank(energies: Tensor, total: float, energy: float) -> int:
 def extended(basis: Tensor, columns: Columns, energy: float, first: bool = False) -> Tensor:
     """A basis (D, k) with the directions appended that let it capture a share `energy` of some columns.
 
-    With `first` the rule of a first basis is used, `first_rank`. Columns of the basis stay as they are, to the bit.
+    With `first` the rule of a first basis is used, `first_rank`. Columns of the basis stay bit-identical.
     """
     total = float(columns.energy())
     if total == 0:
@@ -172,7 +172,7 @@ def collected(
 
     Examples come in `parts` that the network sees together; each layer takes the first `images` of them.
     """
-    found = {name: Columns() for name in layers}
+    by_layer = {name: Columns() for name in layers}
     left = dict(images)
 
     def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
@@ -180,7 +180,7 @@ def collected(
             x, y = given[0][: left[name]], made[: left[name]]
             for rows in zip(x.split(IMAGES_AT_ONCE), y.split(IMAGES_AT_ONCE), strict=True):
                 if len(rows[0]):
-                    found[name].add(view(layer, *rows))
+                    by_layer[name].add(view(layer, *rows))
 
         return hook
 
@@ -192,4 +192,4 @@ def collected(
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return by_layer

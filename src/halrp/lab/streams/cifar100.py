@@ -1,6 +1,6 @@
 """CIFAR-100 cut into tasks by class, three ways.
 
-`cifar100-split` has ten tasks; task k tells apart the fine classes 10k … 10k+9. `cifar100-superclass` has twenty, one
+`cifar100-split` has ten tasks; task k has the fine classes 10k … 10k+9. `cifar100-superclass` has twenty, one
 for each superclass and its five fine classes. Both follow the paper: a repeat has one random generator, which visits
 the tasks by identity. For each it shuffles the task's training images, listed class by class and in file order within
 a class, keeps the first ⌈fraction · N⌉, validates on the first fifth of those and trains on the rest. Classes are not
@@ -58,8 +58,8 @@ def load_split(order: str, seed: int, fraction: float, data: str | PathLike[str]
 def load_superclass(order: str, seed: int, fraction: float, data: str | PathLike[str] | None = None) -> Stream:
     """Load `cifar100-superclass`: twenty tasks, each a superclass with five classes."""
     known = load_reference("task_orders")["cifar100_superclass"]
-    classes = {one["task"]: one["fine_ids"] for one in known}
-    names = {one["task"]: one["name"].replace(" ", "-") for one in known}
+    classes = {entry["task"]: entry["fine_ids"] for entry in known}
+    names = {entry["task"]: entry["name"].replace(" ", "-") for entry in known}
     orders = published_orders("cifar100_superclass")
     return _load("cifar100-superclass", orders, classes, names, VALIDATION, order, seed, fraction, data)
 
@@ -67,7 +67,7 @@ def load_superclass(order: str, seed: int, fraction: float, data: str | PathLike
 def load_20(order: str, seed: int, fraction: float, data: str | PathLike[str] | None = None) -> Stream:
     """Load `cifar100-20`: twenty tasks of five classes that have nothing in common."""
     classes = random_classes()
-    names = {task: "classes-" + "-".join(f"{one:02d}" for one in mine) for task, mine in classes.items()}
+    names = {task: "classes-" + "-".join(f"{entry:02d}" for entry in mine) for task, mine in classes.items()}
     return _load("cifar100-20", drawn_orders(20), classes, names, HELD_OUT, order, seed, fraction, data)
 
 
@@ -83,8 +83,8 @@ def _load(
     data: str | PathLike[str] | None,
 ) -> Stream:
     identities = identities_of(name, orders, order)
-    found = read("cifar100", data)
-    train, test = found.parts["train"], found.parts["test"]
+    data_set = read("cifar100", data)
+    train, test = data_set.parts["train"], data_set.parts["test"]
     random = np.random.RandomState(split_seed(seed))  # the generator of the paper's scripts
     drawn = {
         identity: carve(name, members(train, classes[identity]), random, fraction, validation)
@@ -101,8 +101,8 @@ def _load(
             train=split(train, learned, mine, CIFAR100),
             val=split(train, validated, mine, CIFAR100),
             test=split(test, mixed(members(test, mine)), mine, CIFAR100),
-            class_names=class_names(found, mine),
+            class_names=class_names(data_set, mine),
             normal=CIFAR100,
         )
 
-    return Stream(name_of(name, found), order, seed, fraction, identities, make, (3, 32, 32))
+    return Stream(name_of(name, data_set), order, seed, fraction, identities, make, (3, 32, 32))

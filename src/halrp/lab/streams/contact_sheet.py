@@ -101,9 +101,9 @@ def _row(task: Task, per_class: int, part: str) -> _Row:
     labels: list[str] = []
     images: list[Tensor | None] = []
     for label, name in enumerate(names):
-        found = (y == label).nonzero()[:per_class, 0]
-        some = list((x[found] * deviation + mean).to("cpu"))
-        images += some + [None] * (per_class - len(some))
+        rows = (y == label).nonzero()[:per_class, 0]
+        shown = list((x[rows] * deviation + mean).to("cpu"))
+        images += shown + [None] * (per_class - len(shown))
         labels += [_one_line(name)] * per_class
     return _Row(_one_line(task.name), labels, images, task.normal == Normal((0.0,), (1.0,)))
 
@@ -132,8 +132,8 @@ def _one_line(text: str) -> str:
 
 def _shortened(text: str, width: float, font: FreeTypeFont | ImageFont) -> str:
     """Leave out the middle of a text that does not fit into a width: names often differ at their ends."""
-    kept, shorter = len(text), text
-    while font.getlength(shorter) > width and kept > 0:
-        kept -= 1
-        shorter = text[: (kept + 1) // 2] + "…" + text[len(text) - kept // 2 :]
+    remaining, shorter = len(text), text
+    while font.getlength(shorter) > width and remaining > 0:
+        remaining -= 1
+        shorter = text[: (remaining + 1) // 2] + "…" + text[len(text) - remaining // 2 :]
     return shorter

@@ -75,10 +75,10 @@ def split_by_class(
     dealt to tasks in the order of their labels, or in a random order drawn from the seed `assign`. `class_names` has a
     name for each class in the order of the labels, or is indexed by label.
     """
-    draw = SplitSettings(name, order, seed, fraction, validation, test_share)
+    settings = SplitSettings(name, order, seed, fraction, validation, test_share)
     train = pool_of(data, f"{name}: data")
     names = train.named(class_names, name)
-    return _stream(draw, train, test, _deal(name, train, classes_per_task, tasks, assign, names), normal)
+    return _stream(settings, train, test, _deal(name, train, classes_per_task, tasks, assign, names), normal)
 
 
 def stream_from_folder(
@@ -108,18 +108,18 @@ def stream_from_folder(
     name = Path(path).resolve().name if name is None else name
     keys, train, test = pictures(path, 2 if tasks == "folders" else 1, size, grey)
     names = [key[-1] for key in keys]
-    draw = SplitSettings(name, order, seed, fraction, validation, test_share)
+    settings = SplitSettings(name, order, seed, fraction, validation, test_share)
     pool = pool_of(train, f"{name}: {path}")
     if tasks != "folders":
         groups = _deal(name, pool, classes_per_task, tasks, assign, dict(enumerate(names)))
-        return _stream(draw, pool, test, groups, normal)
+        return _stream(settings, pool, test, groups, normal)
     if classes_per_task is not None:
         raise SettingError(f'{name}: tasks="folders" leaves no choice of classes_per_task={classes_per_task}')
     groups = []
     for task, mine in itertools.groupby(range(len(keys)), key=lambda label: keys[label][0]):
         labels = tuple(mine)
         groups.append(_Group(task, labels, tuple(names[label] for label in labels)))
-    return _stream(draw, pool, test, groups, normal)
+    return _stream(settings, pool, test, groups, normal)
 
 
 def permuted(
@@ -143,17 +143,17 @@ def permuted(
     split the images alike, so that none tests an image on which another one trains. The default normal is one for all
     channels.
     """
-    draw = SplitSettings(name, order, seed, fraction, validation, test_share)
+    settings = SplitSettings(name, order, seed, fraction, validation, test_share)
     if tasks < 1:
         raise SettingError(f"tasks={tasks} of stream {name!r} must be at least 1")
 
     def change(x: Tensor, identity: int, _: Normal) -> Tensor:
-        places = torch.from_numpy(permutation(identity, x[0].numel(), first_identity)).to(x.device)
-        return x.flatten(1).index_select(1, places).view(x.shape)
+        positions = torch.from_numpy(permutation(identity, x[0].numel(), first_identity)).to(x.device)
+        return x.flatten(1).index_select(1, positions).view(x.shape)
 
     train = pool_of(data, f"{name}: data")
     titles = [f"permuted-{identity:0{len(str(tasks - 1))}d}" for identity in range(tasks)]
-    return _stream(draw, train, test, _whole(train, titles, class_names, name), normal, change, by_channel=False)
+    return _stream(settings, train, test, _whole(train, titles, class_names, name), normal, change, by_channel=False)
 
 
 def permutation(identity: int, values: int, first_identity: bool = True) -> NDArray[np.int64]:
@@ -184,7 +184,7 @@ def rotated(
     floats the smallest value of the image's channel. All tasks split the images alike, so that none tests an image on
     which another one trains.
     """
-    draw = SplitSettings(name, order, seed, fraction, validation, test_share)
+    settings = SplitSettings(name, order, seed, fraction, validation, test_share)
     titles = [f"rotated-{angle:g}" for angle in angles]
     if not titles or len(set(titles)) < len(titles) or not all(math.isfinite(angle) for angle in angles):
         raise SettingError(f"angles={tuple(angles)} of stream {name!r} must be different finite numbers of degrees")
@@ -196,7 +196,7 @@ def rotated(
         corners = None if colour is None else normalise(x.new_full((1, x.shape[1], 1, 1), colour), normal)
         return rotate(x, angles[identity], corners)
 
-    return _stream(draw, train, test, _whole(train, titles, class_names, name), normal, change)
+    return _stream(settings, train, test, _whole(train, titles, class_names, name), normal, change)
 
 
 def rotate(x: Tensor, angle: float, fill: Tensor | None = None) -> Tensor:
@@ -230,7 +230,7 @@ class _Group(NamedTuple):
 
 
 def _stream(
-    draw: SplitSettings,
+    settings: SplitSettings,
     train: Pool,
     test: Data | None,
     groups: Sequence[_Group],
@@ -239,18 +239,18 @@ def _stream(
     by_channel: bool = True,
 ) -> Stream:
     """Make the stream whose task k has the classes of `groups[k]` and shows them changed."""
-    name = draw.name
+    name = settings.name
     for group in groups:
         if len(group.labels) < 2:
             raise DataError(f"{name}: task {group.name!r} has {len(group.labels)} classes; a task needs at least two")
-    identities = draw.identities(len(groups))
+    identities = settings.identities(len(groups))
     first = train.first()
     tests = None if test is None else pool_of(test, f"{name}: test")
     if tests is not None:
         tests.fit(train)
     if normal is not None:
         check_normal(normal, first.shape[1], name)
-    parts = draw.parts(train, tests, {label: name for group in groups for label, name in group.titles()})
+    parts = settings.parts(train, tests, {label: name for group in groups for label, name in group.titles()})
 
     @functools.cache
     def normal_in_use() -> Normal:
@@ -261,10 +261,10 @@ def _stream(
     def make(identity: int) -> Task:
         group = groups[identity]
 
-        def split(pool: Pool, found: list[Indices]) -> Split:
-            chosen = np.concatenate(found)
+        def split(pool: Pool, by_class: list[Indices]) -> Split:
+            chosen = np.concatenate(by_class)
             by_file = mixed(np.argsort(chosen, kind="stable"))
-            y = np.repeat(np.arange(len(found)), [len(mine) for mine in found])[by_file]
+            y = np.repeat(np.arange(len(by_class)), [len(mine) for mine in by_class])[by_file]
             x = pool.take(chosen[by_file])
             if x.dtype == torch.uint8:
                 x = normalise(x.to(torch.float32).div_(255), normal_in_use())
@@ -285,13 +285,13 @@ def _stream(
             normal=normal_in_use(),
         )
 
-    order = draw.order if isinstance(draw.order, str) else ",".join(map(str, identities))
+    order = settings.order if isinstance(settings.order, str) else ",".join(map(str, identities))
     channels, height, width = first.shape[1:]
     return Stream(
         name=name,
         order=order,
-        seed=int(draw.seed),
-        fraction=draw.fraction,
+        seed=int(settings.seed),
+        fraction=settings.fraction,
         identities=identities,
         make=make,
         shape=(channels, height, width),

@@ -30,7 +30,7 @@ Key = tuple[str, ...]
 class Pool:
     """Images to draw from: all labels are known, images are read when they are asked for."""
 
-    what: str
+    source: str
     """What errors call it."""
     labels: NDArray[np.int64]
     take: Callable[[Indices], Tensor]
@@ -47,13 +47,13 @@ class Pool:
         mine, other = self.first(), train.first()
         if mine.shape != other.shape or mine.dtype != other.dtype:
             raise DataError(
-                f"{self.what}: images are {tuple(mine.shape[1:])} of {mine.dtype}, those to train on "
+                f"{self.source}: images are {tuple(mine.shape[1:])} of {mine.dtype}, those to train on "
                 f"{tuple(other.shape[1:])} of {other.dtype}; make them alike"
             )
         different = sorted(set(self.labels.tolist()) ^ set(train.labels.tolist()))
         if different:
             raise DataError(
-                f"{self.what}: it must have the same classes as the data to train on; only one has {different[:10]}"
+                f"{self.source}: it must have the same classes as the data to train on; only one has {different[:10]}"
             )
 
     def named(self, names: Sequence[str] | None, stream: str) -> dict[int, str]:
@@ -72,18 +72,18 @@ class Pool:
         return {}
 
 
-def pool_of(data: Any, what: str) -> Pool:
+def pool_of(data: Any, source: str) -> Pool:
     """Make a pool of a user's data; errors call it `what`."""
     if type(data) is TensorDataset and len(data.tensors) == 2:  # a subclass may transform what it yields
         data = data.tensors
     if isinstance(data, tuple) and len(data) == 2:
-        return _arrays(data[0], data[1], what)
+        return _arrays(data[0], data[1], source)
     if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")) or isinstance(data, (Tensor, np.ndarray, str)):
         raise DataError(
-            f"{what}: cannot read images and labels from {type(data).__name__}; pass (x, y) tensors, or a data set "
+            f"{source}: cannot read images and labels from {type(data).__name__}; pass (x, y) tensors, or a data set "
             "with a length whose items are (image, label)"
         )
-    return _items(data, what)
+    return _items(data, source)
 
 
 def measure(pool: Pool, chosen: Indices, by_channel: bool) -> Normal:
@@ -115,43 +115,43 @@ def normalise(x: Tensor, normal: Normal) -> Tensor:
     return (x - mean) / deviation
 
 
-def _arrays(x: Any, y: Any, what: str) -> Pool:
+def _arrays(x: Any, y: Any, source: str) -> Pool:
     """Make a pool of tensors, or of arrays with the channels last."""
     if not isinstance(x, (Tensor, np.ndarray)) or x.ndim == 0:
-        raise DataError(f"{what}: the images must be a tensor or an array of them, got {type(x).__name__}")
-    labels = _labels(y, what)
+        raise DataError(f"{source}: the images must be a tensor or an array of them, got {type(x).__name__}")
+    labels = _labels(y, source)
     if len(x) != len(labels):
-        raise DataError(f"{what}: {len(x)} images but {len(labels)} labels; they must be paired")
+        raise DataError(f"{source}: {len(x)} images but {len(labels)} labels; they must be paired")
     if isinstance(x, np.ndarray) and x.dtype == np.uint8:  # it may lie on disk, and larger than memory
-        _tensor(x[:1], 4, what)
-        return Pool(what, labels, lambda chosen: _tensor(x[chosen], 4, what))
-    images = _tensor(x, 4, what)
-    return Pool(what, labels, lambda chosen: images.index_select(0, torch.from_numpy(chosen).to(images.device)))
+        _tensor(x[:1], 4, source)
+        return Pool(source, labels, lambda chosen: _tensor(x[chosen], 4, source))
+    images = _tensor(x, 4, source)
+    return Pool(source, labels, lambda chosen: images.index_select(0, torch.from_numpy(chosen).to(images.device)))
 
 
-def _items(data: Any, what: str) -> Pool:
+def _items(data: Any, source: str) -> Pool:
     """Make a pool of a data set, whose images are read when they are asked for."""
-    labels = _labels(_stored_labels(data), what)
+    labels = _labels(_stored_labels(data), source)
     if len(labels) != len(data):
-        raise DataError(f"{what}: the data set has {len(data)} items but {len(labels)} labels")
+        raise DataError(f"{source}: the data set has {len(data)} items but {len(labels)} labels")
 
     def take(chosen: Indices) -> Tensor:
         images: list[Tensor] = []
         for number in chosen.tolist():
-            image, label = _pair(data[number], f"{what}: item {number}")
+            image, label = _pair(data[number], f"{source}: item {number}")
             if label != labels[number]:
                 raise LabelError(
-                    f"{what}: item {number} has the label {label}, but its data set lists {labels[number]}"
+                    f"{source}: item {number} has the label {label}, but its data set lists {labels[number]}"
                 )
-            images.append(_tensor(image, 3, f"{what}: item {number}"))
+            images.append(_tensor(image, 3, f"{source}: item {number}"))
             if images[-1].shape != images[0].shape or images[-1].dtype != images[0].dtype:
                 raise DataError(
-                    f"{what}: item {number} is {tuple(images[-1].shape)} of {images[-1].dtype}, another one "
+                    f"{source}: item {number} is {tuple(images[-1].shape)} of {images[-1].dtype}, another one "
                     f"{tuple(images[0].shape)} of {images[0].dtype}; transform them to one shape and type"
                 )
         return torch.stack(images)
 
-    return Pool(what, labels, take, _stored_names(data))
+    return Pool(source, labels, take, _stored_names(data))
 
 
 def _stored_labels(data: Any) -> Any:
@@ -177,33 +177,33 @@ def _stored_names(data: Any) -> tuple[str, ...]:
     return tuple(names) if known else ()
 
 
-def _pair(item: Any, what: str) -> tuple[Any, int]:
+def _pair(item: Any, source: str) -> tuple[Any, int]:
     """Take an item apart into its image and its label."""
     if not (isinstance(item, (tuple, list)) and len(item) == 2):
-        raise DataError(f"{what}: expected a pair (image, label), got {type(item).__name__}")
+        raise DataError(f"{source}: expected a pair (image, label), got {type(item).__name__}")
     image, label = item
     if isinstance(label, (Tensor, np.ndarray)) and label.ndim == 0:
         label = label.item()
     if not isinstance(label, numbers.Integral):
-        raise LabelError(f"{what}: the label must be an integer, got {label!r}")
+        raise LabelError(f"{source}: the label must be an integer, got {label!r}")
     return image, int(label)
 
 
-def _labels(y: Any, what: str) -> NDArray[np.int64]:
+def _labels(y: Any, source: str) -> NDArray[np.int64]:
     """Check labels and return them as an array."""
     labels = np.asarray(y.tolist() if isinstance(y, Tensor) else y)
     if len(labels.shape) != 1 or len(labels) == 0:
-        raise LabelError(f"{what}: labels must be one row with at least one integer, got the shape {labels.shape}")
+        raise LabelError(f"{source}: labels must be one row with at least one integer, got the shape {labels.shape}")
     if not np.issubdtype(labels.dtype, np.integer):
-        raise LabelError(f"{what}: labels must be integers, got {labels.dtype}")
+        raise LabelError(f"{source}: labels must be integers, got {labels.dtype}")
     return labels.astype(np.int64)
 
 
-def _tensor(image: Any, dimensions: int, what: str) -> Tensor:
+def _tensor(image: Any, dimensions: int, source: str) -> Tensor:
     """Return one image (3 dimensions) or several (4) as a tensor with the channels first, uint8 or finite float32."""
     if hasattr(image, "convert") and hasattr(image, "mode"):  # a PIL image
         if image.mode[0] in "IF":
-            raise DataError(f"{what}: a PIL image of mode {image.mode} has more than 8 bits per channel; convert it")
+            raise DataError(f"{source}: a PIL image of mode {image.mode} has more than 8 bits per channel; convert it")
         image = np.asarray(image.convert("L" if image.mode in ("1", "L") else "RGB"))
     if isinstance(image, np.ndarray):
         # torch takes neither an array that cannot be written nor one that is read backwards.
@@ -211,27 +211,27 @@ def _tensor(image: Any, dimensions: int, what: str) -> Tensor:
         try:
             x = torch.from_numpy(image if plain else image.copy())
         except (TypeError, ValueError) as error:
-            raise DataError(f"{what}: cannot use an array of {image.dtype}: {error}") from error
+            raise DataError(f"{source}: cannot use an array of {image.dtype}: {error}") from error
         x = x.movedim(-1, -3) if x.dim() == dimensions else x
         channels_last = True
     elif isinstance(image, Tensor):
         x, channels_last = image.detach(), False
     else:
-        raise DataError(f"{what}: an image must be a tensor, an array or a PIL image, got {type(image).__name__}")
+        raise DataError(f"{source}: an image must be a tensor, an array or a PIL image, got {type(image).__name__}")
     x = x.unsqueeze(-3) if x.dim() == dimensions - 1 else x
     if x.dim() != dimensions or x.numel() == 0:
-        raise DataError(f"{what}: images have channels, height and width, or height and width; got {tuple(x.shape)}")
+        raise DataError(f"{source}: images have channels, height and width, or height and width; got {tuple(x.shape)}")
     channels, _, width = x.shape[-3:]
     if channels > 4 and (channels_last or width in (1, 3)):
         raise DataError(
-            f"{what}: {channels} channels; a tensor's channels come before height and width, an array's after them"
+            f"{source}: {channels} channels; a tensor's channels come before height and width, an array's after them"
         )
     if x.dtype == torch.uint8:
         return x
     if not x.is_floating_point():
-        raise DataError(f"{what}: images must be bytes (uint8) or floats, got {x.dtype}; convert them")
+        raise DataError(f"{source}: images must be bytes (uint8) or floats, got {x.dtype}; convert them")
     if not bool(torch.isfinite(x).all()):
-        raise DataError(f"{what}: images hold NaN or infinity; clean or drop them")
+        raise DataError(f"{source}: images hold NaN or infinity; clean or drop them")
     return x.to(torch.float32)
 
 
@@ -246,16 +246,16 @@ def pictures(path: str | PathLike[str], depth: int, size: int, grey: bool) -> tu
         train = [parts["train"]]
         test = [parts[key] for key in ("test", "val") if key in parts][:1]
         train += [parts["val"]] if "test" in parts and "val" in parts else []
-    found = _gather(train, depth)
-    keys = sorted(found)
+    files_by_class = _gather(train, depth)
+    keys = sorted(files_by_class)
     if not test:
-        return keys, _decode(found, keys, size, grey), None
+        return keys, _decode(files_by_class, keys, size, grey), None
     tests = _gather(test, depth)
-    for key in sorted(found.keys() ^ tests.keys()):
+    for key in sorted(files_by_class.keys() ^ tests.keys()):
         raise DataDamaged(
             f"{root}: {'/'.join(key)} is only in one of {train[0].name} and {test[0].name}; put it in both"
         )
-    return keys, _decode(found, keys, size, grey), _decode(tests, keys, size, grey)
+    return keys, _decode(files_by_class, keys, size, grey), _decode(tests, keys, size, grey)
 
 
 def _entries(folder: Path) -> Iterator[Path]:
@@ -265,13 +265,13 @@ def _entries(folder: Path) -> Iterator[Path]:
 
 def _gather(roots: Sequence[Path], depth: int) -> dict[Key, list[Path]]:
     """List the pictures of every class."""
-    found: dict[Key, list[Path]] = {}
+    files_by_class: dict[Key, list[Path]] = {}
     for root in roots:
         for key, files in _walk(root, depth):
-            found.setdefault(key, []).extend(files)
-    if not found:
+            files_by_class.setdefault(key, []).extend(files)
+    if not files_by_class:
         raise DataDamaged(f"{roots[0]} has no folders; expected there: {'<task>/' * (depth - 1)}<class>/ with pictures")
-    return found
+    return files_by_class
 
 
 def _walk(folder: Path, depth: int) -> Iterator[tuple[Key, list[Path]]]:
@@ -294,10 +294,10 @@ def _walk(folder: Path, depth: int) -> Iterator[tuple[Key, list[Path]]]:
     yield (), files
 
 
-def _decode(found: dict[Key, list[Path]], keys: list[Key], size: int, grey: bool) -> Images:
+def _decode(files_by_class: dict[Key, list[Path]], keys: list[Key], size: int, grey: bool) -> Images:
     """Read the pictures of all classes, in the order of `keys`."""
-    labels = np.repeat(np.arange(len(keys), dtype=np.int64), [len(found[key]) for key in keys])
-    files = [file for key in keys for file in found[key]]
+    labels = np.repeat(np.arange(len(keys), dtype=np.int64), [len(files_by_class[key]) for key in keys])
+    files = [file for key in keys for file in files_by_class[key]]
     images = np.empty((len(files), size, size, 1 if grey else 3), dtype=np.uint8)
     for number, file in enumerate(files):
         images[number] = _picture(file, size, grey)

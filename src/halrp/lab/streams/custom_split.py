@@ -24,7 +24,7 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True)
 class SplitSettings:
-    """Which variant of a stream is wanted, checked."""
+    """The settings that select a variant of a stream, validated."""
 
     name: str
     order: str | Sequence[int]
@@ -77,17 +77,17 @@ class SplitSettings:
                     f"needs {least}. Add images, leave the class out, or change the shares "
                     f"validation={self.validation} and test_share={self.test_share}"
                 )
-            kept, held = shares(f"{self.name}, class {names[label]}", len(rest), self.fraction, self.validation)
+            subset, held = shares(f"{self.name}, class {names[label]}", len(rest), self.fraction, self.validation)
             tests = members[:tested] if test is None else np.flatnonzero(test.labels == label)
-            drawn[label] = Parts(rest[held:kept], rest[:held], tests, rest)
+            drawn[label] = Parts(rest[held:subset], rest[:held], tests, rest)
         return drawn
 
     def tested(self, count: int) -> int:
-        """How many of a class's images test when none are given to test with."""
+        """The number of a class's images that test when there is no separate test data."""
         return math.floor(round(self.test_share * count, 6))
 
     def enough(self, count: int, hold_out: bool) -> bool:
-        """Whether so many images leave at least one for each part when the whole class is used."""
+        """Whether a class with this number of images has at least one for each part."""
         tested = self.tested(count) if hold_out else 0
         held = math.floor(round(self.validation * (count - tested), 6))
         return (tested > 0 or not hold_out) and 0 < held < count - tested

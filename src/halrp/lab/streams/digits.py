@@ -1,6 +1,6 @@
 """`digits`: ten small tasks from real handwritten digits that come with scikit-learn; nothing to download.
 
-The 1797 images of 8×8 pixels make five pairs of 5-way tasks. The two tasks of a pair tell apart the digits
+The 1797 images of 8×8 pixels make five pairs of 5-way tasks. The two tasks of a pair have the digits
 0–4 and 5–9; the pairs see the images as they are, turned by a quarter, turned by half, and under two fixed
 permutations of the 64 pixels. Turned digits are related to the upright ones and permuted pixels are not, so a
 method meets tasks that the base helps with and tasks that it does not.
@@ -60,13 +60,13 @@ def draw(
     labels: NDArray[np.int64], seed: int, fraction: float
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Draw which images train, validate and test, class by class: three sorted index arrays."""
-    kept, held = shares(NAME, TRAIN + VALIDATION, fraction, VALIDATION / (TRAIN + VALIDATION))
+    subset, held = shares(NAME, TRAIN + VALIDATION, fraction, VALIDATION / (TRAIN + VALIDATION))
     random = np.random.RandomState(seed)
     train, val, test = [], [], []
     for digit in range(10):
         members = random.permutation(np.flatnonzero(labels == digit))
         val.append(members[:held])
-        train.append(members[held:kept])
+        train.append(members[held:subset])
         test.append(members[TRAIN + VALIDATION :])
     return np.sort(np.concatenate(train)), np.sort(np.concatenate(val)), np.sort(np.concatenate(test))
 
@@ -77,9 +77,9 @@ def load(order: str, seed: int, fraction: float, data: str | PathLike[str] | Non
 
     from sklearn.datasets import load_digits  # slow to import, and no other stream needs it
 
-    found = load_digits()
-    images = ((found.images / 16 - MEAN) / DEVIATION).astype(np.float32)
-    labels = found.target.astype(np.int64)
+    bunch = load_digits()
+    images = ((bunch.images / 16 - MEAN) / DEVIATION).astype(np.float32)
+    labels = bunch.target.astype(np.int64)
     parts = draw(labels, seed, fraction)
 
     def make(identity: int) -> Task:

@@ -63,11 +63,11 @@ def load(order: str, seed: int, fraction: float, data: str | PathLike[str] | Non
     """Load `five`."""
     identities = identities_of(NAME, published_orders("five_dataset"), order)
     kinds = {int(task): KINDS[name] for task, name in load_reference("task_orders")["five_dataset_ids"].items()}
-    found = {identity: read(kind.name, data) for identity, kind in kinds.items()}
+    data_sets = {identity: read(kind.name, data) for identity, kind in kinds.items()}
 
     def make(identity: int) -> Task:
-        kind, mine = kinds[identity], found[identity]
-        (pool, source), (tested, test) = _pools(mine)
+        kind, data_set = kinds[identity], data_sets[identity]
+        (pool, source), (tested, test) = _pools(data_set)
         random = np.random.RandomState(split_seed(seed))
         learned, validated = carve(NAME, pool, random, fraction, VALIDATION)
 
@@ -82,19 +82,19 @@ def load(order: str, seed: int, fraction: float, data: str | PathLike[str] | Non
             train=split(source, learned),
             val=split(source, validated),
             test=split(test, tested),
-            class_names=class_names(mine, range(10)),
+            class_names=class_names(data_set, range(10)),
             normal=kind.normal,
         )
 
-    return Stream(name_of(NAME, *found.values()), order, seed, fraction, identities, make, (3, 32, 32))
+    return Stream(name_of(NAME, *data_sets.values()), order, seed, fraction, identities, make, (3, 32, 32))
 
 
-def _pools(found: LoadedDataSet) -> tuple[tuple[Indices, Images], tuple[Indices, Images]]:
+def _pools(data_sets: LoadedDataSet) -> tuple[tuple[Indices, Images], tuple[Indices, Images]]:
     """Return the images that may train, and those that test in their fixed order, each with the part they are in."""
-    if "all" not in found.parts:
-        train, test = found.parts["train"], found.parts["test"]
+    if "all" not in data_sets.parts:
+        train, test = data_sets.parts["train"], data_sets.parts["test"]
         return (np.arange(len(train.labels)), train), (mixed(np.arange(len(test.labels))), test)
-    everything = found.parts["all"]
+    everything = data_sets.parts["all"]
     drawn = np.random.RandomState(NOTMNIST_SEED).permutation(len(everything.labels))
     tested = math.ceil(NOTMNIST_TEST * len(drawn))
     return (np.sort(drawn[tested:]), everything), (drawn[:tested], everything)

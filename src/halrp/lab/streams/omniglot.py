@@ -46,7 +46,7 @@ SPLIT_SEED = 0
 NORMAL = Normal((0.0,), (1.0,))
 
 Numbers = NDArray[np.intp]
-"""Some images of one character: image `quarter · drawings + drawing` is that drawing, turned by so many quarters."""
+"""Some images of one character: image `quarter · drawings + drawing` is that drawing, turned by `quarter` quarters."""
 
 
 def orders() -> dict[str, list[int]]:
@@ -55,18 +55,18 @@ def orders() -> dict[str, list[int]]:
 
 
 def by_image(drawings: Sequence[int]) -> list[tuple[Numbers, Numbers]]:
-    """Split characters with so many drawings each as WSN does: (train, test) numbers of each character's images."""
+    """Split characters with these numbers of drawings as WSN does: (train, test) numbers of each character's images."""
     random = np.random.RandomState(SPLIT_SEED)
     parts = []
     for count in drawings:
         numbers = random.permutation(QUARTERS * count)
-        kept = round(TRAIN_SHARE * len(numbers))
-        parts.append((numbers[:kept], numbers[kept:]))
+        trained = round(TRAIN_SHARE * len(numbers))
+        parts.append((numbers[:trained], numbers[trained:]))
     return parts
 
 
 def by_drawing(drawings: Sequence[int]) -> list[tuple[Numbers, Numbers]]:
-    """Split characters with so many drawings each as APD does: (train, test) numbers of each character's images."""
+    """Split characters with these numbers of drawings as APD does: (train, test) numbers of each character's images."""
     parts = []
     for count in drawings:
         numbers = np.arange(QUARTERS * count)
@@ -94,10 +94,10 @@ def _load(
     data: str | PathLike[str] | None,
 ) -> Stream:
     identities = identities_of(name, orders(), order)
-    found = read("omniglot", data)
+    data_set = read("omniglot", data)
     characters = [
         (source, drawings)
-        for source in (found.parts["background"], found.parts["evaluation"])
+        for source in (data_set.parts["background"], data_set.parts["evaluation"])
         for drawings in np.split(*_by_label(source.labels))
     ]
     if len(characters) < TASKS * CLASSES:
@@ -119,8 +119,8 @@ def _load(
         def split(part: int, chosen: Indices | None) -> Split:
             """Take the images that train (part 0) or test (part 1) class by class, then the chosen of them."""
             numbers = [both[part] for both in divided[mine]]
-            x = torch.cat([turned[one] for turned, one in zip(images, numbers, strict=True)])
-            y = np.repeat(np.arange(CLASSES), [len(one) for one in numbers])
+            x = torch.cat([turned[chosen_numbers] for turned, chosen_numbers in zip(images, numbers, strict=True)])
+            y = np.repeat(np.arange(CLASSES), [len(chosen_numbers) for chosen_numbers in numbers])
             chosen = mixed(np.arange(len(y))) if chosen is None else chosen
             return Split(normalised(x[chosen], NORMAL), torch.from_numpy(y[chosen]))
 
@@ -132,15 +132,15 @@ def _load(
             train=train,
             val=train,
             test=split(1, None),
-            class_names=class_names(found, range(mine.start, mine.stop)),
+            class_names=class_names(data_set, range(mine.start, mine.stop)),
             normal=NORMAL,
         )
 
-    return Stream(name_of(name, found), order, seed, fraction, identities, make, (1, SIDE, SIDE))
+    return Stream(name_of(name, data_set), order, seed, fraction, identities, make, (1, SIDE, SIDE))
 
 
 def _mine(identity: int) -> slice:
-    """Return which characters a task tells apart."""
+    """Return the characters of a task."""
     return slice(CLASSES * identity, CLASSES * (identity + 1))
 
 

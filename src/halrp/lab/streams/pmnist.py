@@ -67,8 +67,8 @@ def of_digits(
     shape: tuple[int, int, int],
 ) -> Stream:
     """A stream whose tasks are the images of MNIST, each as `seen(images, identity)`, bytes of the given shape."""
-    found = read("mnist", data)
-    train, test = found.parts["train"], found.parts["test"]
+    data_set = read("mnist", data)
+    train, test = data_set.parts["train"], data_set.parts["test"]
     random = np.random.RandomState(split_seed(seed))
     learned, validated = in_file_order(name, len(train.labels), random, fraction, validation)
     tested = mixed(np.arange(len(test.labels)))
@@ -86,8 +86,8 @@ def of_digits(
             train=split(train, learned),
             val=split(train, validated),
             test=split(test, tested),
-            class_names=class_names(found, range(10)),
+            class_names=class_names(data_set, range(10)),
             normal=MNIST,
         )
 
-    return Stream(name_of(name, found), order, seed, fraction, identities, make, shape)
+    return Stream(name_of(name, data_set), order, seed, fraction, identities, make, shape)

@@ -47,13 +47,13 @@ def identities_of(stream: str, orders: Mapping[str, Sequence[int]], order: str) 
     if order in orders:
         return tuple(orders[order])
     identities = sorted(next(iter(orders.values())))
-    if isinstance(order, str) and (found := re.fullmatch(r"first-(\d+)", order)):
-        first = int(found[1])
+    if isinstance(order, str) and (matching := re.fullmatch(r"first-(\d+)", order)):
+        first = int(matching[1])
         if first not in identities:
             raise SettingError(
                 f"order {order!r} of stream {stream!r}: its tasks are {identities[0]} to {identities[-1]}"
             )
-        return (first, *(one for one in identities if one != first))
+        return (first, *(task for task in identities if task != first))
     if isinstance(order, str) and re.fullmatch(r"\d+(,\d+)+", order):
         listed = tuple(int(word) for word in order.split(","))
         if sorted(listed) != identities:
@@ -76,41 +76,41 @@ def split_seed(repeat: int) -> int:
 
 
 def subset_size(count: int, fraction: float) -> int:
-    """Say how many of `count` images a fraction keeps: ⌈fraction · count⌉."""
+    """The number of images in a fraction of `count`: ⌈fraction · count⌉."""
     # Rounding first: 0.07 · 5000 is a little more than 350 in binary, and its ceiling would be 351.
     return math.ceil(round(fraction * count, 6))
 
 
 def shares(stream: str, count: int, fraction: float, validation: float) -> tuple[int, int]:
-    """Say how many of `count` images a fraction keeps, and how many of those validate.
+    """The number of images in a fraction of `count`, and the number of those that validate.
 
-    held = ⌊validation · kept⌋; the other kept images train.
+    held = ⌊validation · subset⌋; the others train.
     """
-    kept = subset_size(count, fraction)
-    held = math.floor(round(validation * kept, 6))
+    subset = subset_size(count, fraction)
+    held = math.floor(round(validation * subset, 6))
     if held == 0:
         raise SettingError(
-            f"fraction={fraction} of stream {stream!r} keeps {kept} of {count} images and leaves none of them for "
+            f"fraction={fraction} of stream {stream!r} has {subset} of {count} images and leaves none of them for "
             f"validation; use at least {math.ceil(1 / validation) / count:.4f}"
         )
-    return kept, held
+    return subset, held
 
 
 def carve(
     stream: str, pool: Indices, random: np.random.RandomState, fraction: float, validation: float
 ) -> tuple[Indices, Indices]:
     """Shuffle a copy of `pool`, keep the first images of it, and return those that train and those that validate."""
-    kept, held = shares(stream, len(pool), fraction, validation)
+    subset, held = shares(stream, len(pool), fraction, validation)
     mixed = random.permutation(pool)
-    return mixed[held:kept], mixed[:held]
+    return mixed[held:subset], mixed[:held]
 
 
 def in_file_order(
     stream: str, count: int, random: np.random.RandomState, fraction: float, validation: float
 ) -> tuple[Indices, Indices]:
     """Draw from images 0 … count−1 and return them in file order, the first of them to validate, as (train, val)."""
-    kept, held = shares(stream, count, fraction, validation)
-    chosen = np.sort(random.permutation(count)[:kept])
+    subset, held = shares(stream, count, fraction, validation)
+    chosen = np.sort(random.permutation(count)[:subset])
     return chosen[held:], chosen[:held]
 
 
@@ -121,18 +121,18 @@ def mixed(chosen: Indices) -> Indices:
 
 def members(source: Images, classes: Sequence[int]) -> Indices:
     """List the images of some classes, class by class and in file order within a class."""
-    found = [np.flatnonzero(source.labels == one) for one in classes]
-    for one, images in zip(classes, found, strict=True):
+    matching = [np.flatnonzero(source.labels == label) for label in classes]
+    for label, images in zip(classes, matching, strict=True):
         if len(images) == 0:
-            raise DataDamaged(f"no image of class {one} among {len(source.labels)}. Copy the data set again.")
-    return np.concatenate(found)
+            raise DataDamaged(f"no image of class {label} among {len(source.labels)}. Copy the data set again.")
+    return np.concatenate(matching)
 
 
-def class_names(found: LoadedDataSet, classes: Sequence[int]) -> tuple[str, ...]:
+def class_names(data_set: LoadedDataSet, classes: Sequence[int]) -> tuple[str, ...]:
     """Name some classes of a data set; empty when its files do not name them."""
-    return tuple(found.classes[one] for one in classes) if found.classes else ()
+    return tuple(data_set.classes[label] for label in classes) if data_set.classes else ()
 
 
 def name_of(stream: str, *used: LoadedDataSet) -> str:
-    """Return the stream's name, with "@subset" when one of the data sets it uses is not whole."""
-    return stream if all(found.complete for found in used) else f"{stream}@subset"
+    """Return the stream's name, with "@subset" when one of the data sets it uses is not complete."""
+    return stream if all(data_set.complete for data_set in used) else f"{stream}@subset"

@@ -60,33 +60,33 @@ def _load(
 ) -> Stream:
     name = f"tinyimagenet-{tasks}" + ("@swapped" if swapped else "")
     identities = identities_of(name, published_orders(f"tinyimagenet_{tasks}"), order)
-    found = read("tinyimagenet", data)
-    train, official = found.parts["train"], found.parts["val"]
+    data_set = read("tinyimagenet", data)
+    train, official = data_set.parts["train"], data_set.parts["val"]
     random = np.random.RandomState(split_seed(seed))
     drawn: list[tuple[Indices, Indices]] = []
     """By class: the images that train, and those held out from training."""
-    for one in range(CLASSES):
-        pool = random.permutation(members(train, [one]))
-        kept, held = shares(name, len(pool), fraction, VALIDATION)
+    for label in range(CLASSES):
+        pool = random.permutation(members(train, [label]))
+        subset, held = shares(name, len(pool), fraction, VALIDATION)
         first = shares(name, len(pool), 1.0, VALIDATION)[1] if swapped else held
-        drawn.append((pool[first : first + kept - held], pool[:first]))
+        drawn.append((pool[first : first + subset - held], pool[:first]))
     size = CLASSES // tasks
 
     def make(identity: int) -> Task:
         mine = range(size * identity, size * (identity + 1))
-        learned, held = (mixed(np.concatenate(parts)) for parts in zip(*(drawn[one] for one in mine), strict=True))
+        learned, held = (mixed(np.concatenate(parts)) for parts in zip(*(drawn[label] for label in mine), strict=True))
         held_out = split(train, held, mine, IMAGENET)
-        apart = split(official, mixed(members(official, mine)), mine, IMAGENET)
+        official_split = split(official, mixed(members(official, mine)), mine, IMAGENET)
         return Task(
             name=f"classes-{mine[0]:03d}-{mine[-1]:03d}",
             identity=identity,
             classes=size,
             train=split(train, learned, mine, IMAGENET),
-            val=apart if swapped else held_out,
-            test=held_out if swapped else apart,
-            class_names=class_names(found, mine),
+            val=official_split if swapped else held_out,
+            test=held_out if swapped else official_split,
+            class_names=class_names(data_set, mine),
             normal=IMAGENET,
             augment=CropFlip.black(IMAGENET, PADDING),
         )
 
-    return Stream(name_of(name, found), order, seed, fraction, identities, make, (3, SIDE, SIDE))
+    return Stream(name_of(name, data_set), order, seed, fraction, identities, make, (3, SIDE, SIDE))
