@@ -113,12 +113,12 @@ class Learner:
 
     @property
     def base_size(self) -> Size:
-        """The numbers and bytes of the base, buffers and the head it was trained with included."""
+        """Entries and bytes of the base, with its buffers and the head it was trained with."""
         return self._body.size
 
     @property
     def device(self) -> torch.device:
-        """Where the base lies; tasks follow it."""
+        """The device of the base; tasks follow it."""
         return self._body.device
 
     def learn(
@@ -303,7 +303,7 @@ class Learner:
             learner.recipe = recalled_recipe(list(learner.tasks.values())[-1].provenance)
         return learner
 
-    # ---- the steps' small parts -------------------------------------------------------------------------------
+    # ---- helpers of the steps above ------------------------------------------------------------------------------
 
     @property
     def _body(self) -> Base:

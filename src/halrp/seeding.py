@@ -3,7 +3,7 @@
 Every random draw in the library takes its seed from `(seed, base fingerprint, task name, stage, epoch)`. What ran
 before, in which order, in which process, leaves no trace, so a task learned alone equals the same task learned
 tenth. Code that can only draw from the global generator (dropout, default initialisers, a user's `DataLoader`) runs
-inside `isolated`, which puts the global state back afterwards.
+inside `isolated`, which restores the global state afterwards.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def generator(*parts: object) -> torch.Generator:
 
 @contextmanager
 def isolated(*parts: object, device: torch.device) -> Iterator[None]:
-    """Run a block on the global generators of the CPU and of `device`, seeded by `parts`; put their states back after.
+    """Run a block on the global generators of the CPU and of `device`, seeded by `parts`, and restore their states.
 
-    `torch.manual_seed` would also seed every other device, whose states nobody puts back. Python's and numpy's
+    `torch.manual_seed` would also seed every other device, whose states nobody restores. Python's and numpy's
     generators are treated alike, for augmentations that draw from them.
     """
     seed = seed_of(*parts)
