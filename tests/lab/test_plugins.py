@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -74,15 +77,16 @@ def test_a_sweep_in_two_processes_learns_with_a_users_method_on_a_users_stream_a
     assert {record["cell"]["stream"] for record in records} == {"experiments:load"}
     assert all(path.name.replace(".", "").replace("-", "").isalnum() for path in (folder / "out").glob("*.json"))
 
-    (folder / "experiments.py").unlink()  # records say all that the report needs
+    (folder / "experiments.py").unlink()  # records hold all that the report needs
     shown = halrp("results", "out")
     assert "experiments:load, experiments:Net" in shown
     assert "experiments:Mine" in shown
     assert "boldness=0.75" in shown
     halrp("report", "out", "-o", "report.html")
-    page = (folder / "report.html").read_text()
-    assert "experiments:Mine" in page
-    assert registry.colour_of("experiments:Mine") in page
+    [packed] = re.findall(r'<script[^>]* id="data">([^<]+)<', (folder / "report.html").read_text())
+    data = gzip.decompress(base64.b64decode(packed)).decode()
+    assert "experiments:Mine" in data
+    assert registry.colour_of("experiments:Mine") in data
 
 
 @pytest.mark.parametrize("names", [REFERENCES, INSTALLED], ids=["references", "entry points"])
