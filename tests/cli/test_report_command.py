@@ -39,14 +39,14 @@ def records(tmp_path: Path) -> Path:
 
 def test_a_page_of_all_records(records: Path, tmp_path: Path) -> None:
     page = tmp_path / "out" / "page.html"
-    said = run(records, "-o", page, "--title", "Two tasks & more")
-    assert f"wrote {page}: 4 records" in said
-    assert " kB" in said
+    output = run(records, "-o", page, "--title", "Two tasks & more")
+    assert f"wrote {page}: 4 records" in output
+    assert " kB" in output
     text = page.read_text()
     assert "<title>Two tasks &amp; more</title>" in text
     assert "computed from 4 records, read from <code>records</code>" in text
     assert str(tmp_path) not in text
-    assert "Left out" not in said
+    assert "Left out" not in output
 
 
 def test_the_same_records_give_the_same_page(records: Path, tmp_path: Path) -> None:
@@ -61,10 +61,10 @@ def test_a_page_goes_without_what_cannot_be_used_and_says_so(records: Path, tmp_
     put(records, "other.json", {"a": 1})
     put(records, "again.json", stable({0: 0.5, 1: 0.75}, [0, 1], "stl", order="A"), age=99)
     unfinished(records, "half.unfinished", stable({0: 0.5, 1: 0.5}, [0, 1]), 1)
-    said = run(records, "-o", tmp_path / "page.html")
-    assert "4 records" in said
+    output = run(records, "-o", tmp_path / "page.html")
+    assert "4 records" in output
     for line in ("damaged: 1", "unfinished: 1", "run again: 1", "not a record of a run: 1", "broken.json: not JSON"):
-        assert line in said
+        assert line in output
     text = (tmp_path / "page.html").read_text()
     for line in ("records/broken.json", "records/half.unfinished", "records/again.json", "records/other.json"):
         assert f"<code>{line}</code>" in text
@@ -72,9 +72,9 @@ def test_a_page_goes_without_what_cannot_be_used_and_says_so(records: Path, tmp_
 
 
 def test_figures_as_files(records: Path, tmp_path: Path) -> None:
-    said = run(records / "stlA.json", "-o", tmp_path / "page.html", "--figures", tmp_path / "f", "--format", "svg")
+    output = run(records / "stlA.json", "-o", tmp_path / "page.html", "--figures", tmp_path / "f", "--format", "svg")
     saved = sorted(path.name for path in (tmp_path / "f").iterdir())
-    assert f"wrote {len(saved)} figures" in said
+    assert f"wrote {len(saved)} figures" in output
     assert saved
     assert all(name.endswith(".svg") for name in saved)
     assert any(name.startswith("accuracy-matrix-digits-mlp-100") for name in saved)

@@ -40,7 +40,7 @@ class Opened(NamedTuple):
 
     def table(self, key: str) -> list[dict[str, str]]:
         """The rows of a table as they are shown, by the titles of columns."""
-        found: list[dict[str, str]] = self.page.evaluate(
+        rows: list[dict[str, str]] = self.page.evaluate(
             """key => {
                 const part = document.querySelector(`article[data-key="${key}"]`);
                 const heads = [...part.querySelectorAll("th")].map(head => head.textContent.replace("\\u00a0", " "));
@@ -49,7 +49,7 @@ class Opened(NamedTuple):
             }""",
             key,
         )
-        return found
+        return rows
 
     def shown(self, key: str) -> str:
         """The part's own selector, once the part is on the screen."""
@@ -84,9 +84,9 @@ def browser() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as started:
-        found = started.chromium.launch(executable_path=BROWSER, args=ARGUMENTS)
-        yield found
-        found.close()
+        started_browser = started.chromium.launch(executable_path=BROWSER, args=ARGUMENTS)
+        yield started_browser
+        started_browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -107,13 +107,15 @@ def opened(browser: Browser, file: tuple[Path, list[dict[str, Any]], tuple[Secti
     )
     shown = context.new_page()
     shown.set_default_timeout(10_000)
-    found = Opened(shown, records, sections, [], [])
-    shown.on("request", lambda request: found.requests.append(request.url))
-    shown.on("pageerror", lambda error: found.errors.append(str(error)))
-    shown.on("console", lambda said: found.errors.append(said.text) if said.type in ("error", "warning") else None)
+    page = Opened(shown, records, sections, [], [])
+    shown.on("request", lambda request: page.requests.append(request.url))
+    shown.on("pageerror", lambda error: page.errors.append(str(error)))
+    shown.on(
+        "console", lambda message: page.errors.append(message.text) if message.type in ("error", "warning") else None
+    )
     shown.goto(path.as_uri())
     shown.wait_for_selector("html[data-ready]", state="attached")
-    yield found
+    yield page
     context.close()
 
 

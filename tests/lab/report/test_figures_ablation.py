@@ -12,7 +12,7 @@ from halrp.lab.report import paper
 from halrp.lab.report.figure import Figure
 from tests.lab.made_records import older
 from tests.lab.report.made import steady, with_validation
-from tests.lab.report.test_figures_accuracy import HERE, chart, field, grouped, series
+from tests.lab.report.test_figures_accuracy import HERE, chart, grouped, heat_map, series
 
 SPLIT = {"stream": "cifar100-split", "backbone": "lenet"}
 
@@ -30,21 +30,21 @@ def only(figure: Figure | None) -> str:
 def test_a_number_is_found_with_its_default_and_drawn_in_order() -> None:
     assert METHODS["halrp-paper"].settings()["rate"] == 0.9
     records = [*rates({0.99: 0.7, 0.5: 0.4}), with_validation(steady(0.6, method="halrp-paper"), 0.55)]
-    found = built.numbers(grouped(*records))
+    figure = built.numbers(grouped(*records))
     label = f"{HERE} · halrp-paper · rate"
-    assert only(found) == label
-    assert not chart(found, label).x.log
-    assert chart(found, label).x.title == "rate"
-    assert series(found, "test", label).x == (0.5, 0.9, 0.99)
-    assert series(found, "test", label).y == pytest.approx((40.0, 60.0, 70.0))
-    assert series(found, "validation", label).y == pytest.approx((40.0, 55.0, 70.0))
-    assert series(found, "validation", label).dashed
+    assert only(figure) == label
+    assert not chart(figure, label).x.log
+    assert chart(figure, label).x.title == "rate"
+    assert series(figure, "test", label).x == (0.5, 0.9, 0.99)
+    assert series(figure, "test", label).y == pytest.approx((40.0, 60.0, 70.0))
+    assert series(figure, "validation", label).y == pytest.approx((40.0, 55.0, 70.0))
+    assert series(figure, "validation", label).dashed
 
 
 def test_numbers_far_apart_have_a_logarithmic_axis() -> None:
     records = [steady(0.5, method="l2", settings={"strength": s}) for s in (0.01, 1.0, 100.0)]
-    found = built.numbers(grouped(*records))
-    assert chart(found, only(found)).x.log
+    figure = built.numbers(grouped(*records))
+    assert chart(figure, only(figure)).x.log
 
 
 def test_two_values_are_not_enough() -> None:
@@ -64,8 +64,8 @@ def test_values_are_compared_on_the_orders_and_seeds_that_all_have() -> None:
         *rates({0.5: 0.99}, order="C"),
         *rates({0.6: 0.99}, order="A", seed=1),
     ]
-    found = built.numbers(grouped(*records))
-    line = series(found, "test", only(found))
+    figure = built.numbers(grouped(*records))
+    line = series(figure, "test", only(figure))
     assert line.y == pytest.approx((50.0, 60.0, 60.0))
     assert line.error == pytest.approx((10.0, 10.0, 0.0))
     assert line.notes == ("2 runs",) * 3
@@ -73,8 +73,8 @@ def test_values_are_compared_on_the_orders_and_seeds_that_all_have() -> None:
 
 def test_values_that_share_no_order_with_the_others_are_left_out() -> None:
     records = [*rates({0.5: 0.4, 0.6: 0.5, 0.7: 0.6}), *rates({0.8: 0.9}, order="B")]
-    found = built.numbers(grouped(*records))
-    assert series(found, "test", only(found)).x == (0.5, 0.6, 0.7)
+    figure = built.numbers(grouped(*records))
+    assert series(figure, "test", only(figure)).x == (0.5, 0.6, 0.7)
     apart = [rates({0.5 + 0.1 * i: 0.5}, order=order)[0] for i, order in enumerate("ABC")]
     assert built.numbers(grouped(*apart)) is None
 
@@ -82,41 +82,41 @@ def test_values_that_share_no_order_with_the_others_are_left_out() -> None:
 def test_ablations_with_other_settings_are_told_apart() -> None:
     records = rates({0.5: 0.4, 0.6: 0.5, 0.7: 0.6})
     records += [steady(0.3, method="halrp-paper", settings={"rate": r, "growth": 0.5}) for r in (0.5, 0.6, 0.7)]
-    found = built.numbers(grouped(*records))
-    assert found is not None
+    figure = built.numbers(grouped(*records))
+    assert figure is not None
     label = f"{HERE} · halrp-paper · rate"
-    assert set(found.plots) == {f"{label} (all else default)", f"{label} (growth=0.5)"}
-    assert series(found, "test", f"{label} (growth=0.5)").y == (30.0, 30.0, 30.0)
+    assert set(figure.plots) == {f"{label} (all else default)", f"{label} (growth=0.5)"}
+    assert series(figure, "test", f"{label} (growth=0.5)").y == (30.0, 30.0, 30.0)
 
 
 def test_a_setting_of_the_recipe_is_one_too() -> None:
     records = [steady(0.1 * i, method="stl", recipe={"batch": 8 * i}) for i in (1, 2, 3)]
-    found = built.numbers(grouped(*records))
-    assert only(found) == f"{HERE} · stl · batch"
-    assert series(found, "test", only(found)).x == (8.0, 16.0, 24.0)
+    figure = built.numbers(grouped(*records))
+    assert only(figure) == f"{HERE} · stl · batch"
+    assert series(figure, "test", only(figure)).x == (8.0, 16.0, 24.0)
 
 
 def test_a_choice_is_drawn_as_bars() -> None:
     shares = {"int8": 0.5, "bfloat16": 0.4}
     records = [steady(share, settings={"precision": name}) for name, share in shares.items()] + [steady(0.6)]
-    found = built.names(grouped(*records))
+    figure = built.names(grouped(*records))
     label = f"{HERE} · halrp-budget · precision"
-    assert only(found) == label
-    assert chart(found, label).kind == "bars"
-    test = series(found, "test", label)
+    assert only(figure) == label
+    assert chart(figure, label).kind == "bars"
+    test = series(figure, "test", label)
     assert dict(zip(test.x, test.y, strict=True)) == {"none": 60.0, "int8": 50.0, "bfloat16": 40.0}
     assert built.numbers(grouped(*records)) is None
 
 
 def test_records_without_validation_data_have_no_such_series() -> None:
-    found = built.numbers(grouped(*map(older, rates({0.5: 0.4, 0.6: 0.5, 0.7: 0.6}))))
-    assert [one.name for one in chart(found, only(found)).series] == ["test"]
+    figure = built.numbers(grouped(*map(older, rates({0.5: 0.4, 0.6: 0.5, 0.7: 0.6}))))
+    assert [entry.name for entry in chart(figure, only(figure)).series] == ["test"]
 
 
 def test_a_line_leaves_out_what_is_no_number() -> None:
     records = [steady(0.5, settings={"growth_per_task": g}) for g in (0.1, 0.2, 0.3)] + [steady(0.9)]
-    found = built.numbers(grouped(*records))
-    assert series(found, "test", only(found)).x == (0.1, 0.2, 0.3)
+    figure = built.numbers(grouped(*records))
+    assert series(figure, "test", only(figure)).x == (0.1, 0.2, 0.3)
     assert built.names(grouped(*records)) is None
 
 
@@ -126,10 +126,10 @@ def test_two_settings_make_a_grid() -> None:
         steady(0.1 * (i + 1), method="halrp-paper", settings={"l1": l1, "l2": l2})
         for i, (l1, l2) in enumerate(pairs)
     ]  # fmt: skip
-    found = built.grids(grouped(*records[:-1]))
+    figure = built.grids(grouped(*records[:-1]))
     label = f"{HERE} · halrp-paper · l1 × l2"
-    assert only(found) == label
-    grid = field(found, label)
+    assert only(figure) == label
+    grid = heat_map(figure, label)
     assert (grid.y.title, grid.rows) == ("l1", ("1e-05", "0.001"))
     assert (grid.x.title, grid.columns) == ("l2", ("1e-06", "0.001", "0.01"))
     assert grid.values == ((None, 50.0, 40.0), (30.0, 20.0, 10.0))
@@ -137,18 +137,18 @@ def test_two_settings_make_a_grid() -> None:
 
 def test_a_grid_that_is_mostly_empty_is_none() -> None:
     cross = [{"l1": 10.0**-i} for i in (5, 6, 7)] + [{"l2": 10.0**-i} for i in (5, 6, 7)]
-    found = grouped(*(steady(0.5, method="halrp-paper", settings=one) for one in cross))
-    assert built.grids(found) is None
-    assert built.numbers(found) is not None
+    figure = grouped(*(steady(0.5, method="halrp-paper", settings=entry) for entry in cross))
+    assert built.grids(figure) is None
+    assert built.numbers(figure) is not None
 
 
 def test_the_parts_of_halrp_are_compared() -> None:
     shares = {"halrp-official": 0.5, "lrp": 0.4, "random-lrp": 0.3, "stl": 0.9}
     records = [steady(share, method=method) for method, share in shares.items()]
-    found = built.parts(grouped(*records))
-    test = series(found, "test")
+    figure = built.parts(grouped(*records))
+    test = series(figure, "test")
     assert (test.x, test.y) == (("halrp-official", "lrp", "random-lrp"), (50.0, 40.0, 30.0))
-    assert [one.name for one in chart(found).series] == ["test"]
+    assert [entry.name for entry in chart(figure).series] == ["test"]
     assert built.parts(grouped(*records[1:])) is None
     assert built.parts(grouped(records[0], records[-1])) is None
 
@@ -156,22 +156,22 @@ def test_the_parts_of_halrp_are_compared() -> None:
 def test_the_papers_ablation_stands_beside_ours_on_all_data() -> None:
     shares = {"halrp-official": 0.5, "lrp": 0.4, "random-lrp": 0.3}
     records = [steady(share, 10, method, **SPLIT) for method, share in shares.items()]
-    found = series(built.parts(grouped(*records)), "paper", "CIFAR100-Split · LeNet · 100 %")
+    figure = series(built.parts(grouped(*records)), "paper", "CIFAR100-Split · LeNet · 100 %")
     halrp = paper.lookup("cifar100-split", "lenet", 1.0, "halrp-official")
     assert halrp is not None
     printed = [row.accuracy for row in paper.ablation() for name in ("lrp", "random-lrp") if row.ours == (name,)]
-    assert found.y == (halrp.accuracy, *printed)
-    assert found.dashed
+    assert figure.y == (halrp.accuracy, *printed)
+    assert figure.dashed
 
 
 @pytest.mark.parametrize(("key", "values", "fixed"), [("rate", (0.5, 0.6, 0.9), 1), ("warm_up", (1, 2, 3), 0.9)])
 def test_the_papers_ablation_of_a_number(key: str, values: tuple[float, ...], fixed: float) -> None:
     records = [steady(0.5, 10, "halrp-official", settings={key: value}, **SPLIT) for value in values]
-    found = built.numbers(grouped(*records))
-    line = series(found, "paper", only(found))
+    figure = built.numbers(grouped(*records))
+    line = series(figure, "paper", only(figure))
     rows = [row for row in paper.ablation() if (row.n_r if key == "rate" else row.alpha) == fixed]
     expected = sorted((row.alpha if key == "rate" else row.n_r, row.accuracy) for row in rows)
     assert list(zip(line.x, line.y, strict=True)) == expected
     partly = [steady(0.5, 10, "halrp-official", settings={key: v}, fraction=0.5, **SPLIT) for v in values]
-    found = built.numbers(grouped(*partly))
-    assert "paper" not in {one.name for one in chart(found, only(found)).series}
+    figure = built.numbers(grouped(*partly))
+    assert "paper" not in {entry.name for entry in chart(figure, only(figure)).series}

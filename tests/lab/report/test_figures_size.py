@@ -7,7 +7,7 @@ import pytest
 from halrp.lab.report import figures_size as built
 from tests.lab.made_records import made, older
 from tests.lab.report.made import joint, steady, with_facts
-from tests.lab.report.test_figures_accuracy import HERE, chart, field, grouped, series
+from tests.lab.report.test_figures_accuracy import HERE, chart, grouped, heat_map, series
 
 RUN = f"{HERE} · halrp-budget · order A · seed 0"
 
@@ -19,14 +19,14 @@ def test_growth_is_beyond_the_single_task_model() -> None:
         steady(0.5, method="stl", bytes=[1000.0, 2000.0, 3000.0]),
         joint([0.5, 0.5, 0.5], size=1200.0),
     ]
-    found = built.growth(grouped(*records))
+    figure = built.growth(grouped(*records))
     label = f"{HERE} · bytes"
-    assert chart(found, label).y.log
-    assert series(found, "halrp-budget", label).x == (2, 3)
-    assert series(found, "halrp-budget", label).y == pytest.approx((20.0, 30.0))
-    assert series(found, "stl", label).y == pytest.approx((100.0, 200.0))
-    assert series(found, "mtl", label).y == pytest.approx((None, 20.0))
-    assert series(found, "mtl", f"{HERE} · parameters").y == pytest.approx((None, 20.0))
+    assert chart(figure, label).y.log
+    assert series(figure, "halrp-budget", label).x == (2, 3)
+    assert series(figure, "halrp-budget", label).y == pytest.approx((20.0, 30.0))
+    assert series(figure, "stl", label).y == pytest.approx((100.0, 200.0))
+    assert series(figure, "mtl", label).y == pytest.approx((None, 20.0))
+    assert series(figure, "mtl", f"{HERE} · parameters").y == pytest.approx((None, 20.0))
 
 
 def test_growth_by_the_papers_count_where_a_record_has_it() -> None:
@@ -56,14 +56,16 @@ def test_the_frontier_has_a_point_for_all_settings_of_a_method() -> None:
         steady(0.3, method="be", bytes=[1000.0] * 3),
         joint([0.5, 0.5, 0.5]),
     ]
-    found = built.frontier(grouped(*records))
-    ours = series(found, "halrp-budget")
+    figure = built.frontier(grouped(*records))
+    ours = series(figure, "halrp-budget")
     assert ours.x == (50, 150)
     assert ours.y == (40.0, 55.0)
     assert ours.error == (None, 5.0)
     assert ours.notes == ("growth_per_task=0.1, 1 run", "growth_per_task=0.2, 2 runs")
-    assert series(found, "stl").x == (1000,)
-    assert {one.name for one in chart(found).series} == {"halrp-budget", "stl"}, "a zero has no place on a log axis"
+    assert series(figure, "stl").x == (1000,)
+    assert {entry.name for entry in chart(figure).series} == {"halrp-budget", "stl"}, (
+        "a zero has no place on a log axis"
+    )
 
 
 def test_the_frontier_leaves_out_orders_that_show_the_first_task_where_there_are_others() -> None:
@@ -79,10 +81,10 @@ def test_ranks_by_layer_and_task() -> None:
         {"ranks": {"b": 5}, "view": "full"},
         {"ranks": {"a": 2, "b": 7}, "view": "mean"},
     )
-    found = field(built.ranks(grouped(record, steady(0.5, method="stl"))), RUN)
-    assert found.rows == ("a", "b")
-    assert found.columns == ("1 task 0", "2 task 1 · full", "3 task 2 · mean")
-    assert found.values == ((None, None, 2), (None, 5, 7)), "what is owned outright has no rank"
+    figure = heat_map(built.ranks(grouped(record, steady(0.5, method="stl"))), RUN)
+    assert figure.rows == ("a", "b")
+    assert figure.columns == ("1 task 0", "2 task 1 · full", "3 task 2 · mean")
+    assert figure.values == ((None, None, 2), (None, 5, 7)), "what is owned densely has no rank"
 
 
 def test_one_view_is_not_told_and_methods_without_ranks_are_not_drawn() -> None:
@@ -90,8 +92,8 @@ def test_one_view_is_not_told_and_methods_without_ranks_are_not_drawn() -> None:
     figure = built.ranks(grouped(with_facts(steady(0.5, 2), facts, facts), steady(0.5, 2, method="stl")))
     assert figure is not None
     assert list(figure.plots) == [RUN]
-    assert field(figure, RUN).columns == ("1 task 0", "2 task 1")
-    assert field(figure, RUN).values == ((2, 2),)
+    assert heat_map(figure, RUN).columns == ("1 task 0", "2 task 1")
+    assert heat_map(figure, RUN).values == ((2, 2),)
     assert built.ranks(grouped(steady(0.5), with_facts(steady(0.5, 2), {"ranks": {}}, {"ranks": None}))) is None
 
 
@@ -99,23 +101,28 @@ def test_importance_is_told_in_powers_of_ten_above_the_least() -> None:
     record = with_facts(
         steady(0.5), {}, {"importance": {"a": 0.02, "b": 2e-4}}, {"importance": {"a": 0.2, "b": 0.0, "c": "?"}}
     )
-    found = field(built.importance(grouped(record)), RUN)
-    assert found.rows == ("a", "b")
-    assert found.values == ((None, 2.0, 3.0), (None, 0.0, None))
+    figure = heat_map(built.importance(grouped(record)), RUN)
+    assert figure.rows == ("a", "b")
+    assert figure.values == ((None, 2.0, 3.0), (None, 0.0, None))
 
 
 def test_the_spectrum_is_cut_at_the_rank() -> None:
     scores = {"a": [0.5, 0.25, 0.1234, 0.0], "b": [0.4, 0.3], "c": [0.2]}
     record = with_facts(steady(0.5, 2), {}, {"scores": scores, "ranks": {"a": 2, "b": 90}})
     label = f"{RUN} · task 2 task 1"
-    found = built.spectra(grouped(record))
-    assert chart(found, label).y.log
-    assert [one.name for one in chart(found, label).series] == ["a: retained", "a: cut", "b: retained", "c: retained"]
-    kept, cut = series(found, "a: retained", label), series(found, "a: cut", label)
-    assert (kept.x, kept.y, kept.dashed) == ((1, 2), (0.5, 0.25), False)
+    figure = built.spectra(grouped(record))
+    assert chart(figure, label).y.log
+    assert [entry.name for entry in chart(figure, label).series] == [
+        "a: retained",
+        "a: cut",
+        "b: retained",
+        "c: retained",
+    ]
+    retained, cut = series(figure, "a: retained", label), series(figure, "a: cut", label)
+    assert (retained.x, retained.y, retained.dashed) == ((1, 2), (0.5, 0.25), False)
     assert (cut.x, cut.y, cut.dashed) == ((3, 4), (0.123, None), True)
-    assert kept.method == cut.method
-    assert series(found, "b: retained", label).x == (1, 2)
+    assert retained.method == cut.method
+    assert series(figure, "b: retained", label).x == (1, 2)
 
 
 def test_spectra_are_those_of_three_tasks_of_one_run_of_each_group() -> None:
@@ -129,7 +136,7 @@ def test_spectra_are_those_of_three_tasks_of_one_run_of_each_group() -> None:
 def test_there_is_a_bound_on_spectra_and_it_is_told() -> None:
     facts = {"scores": {"a": [0.5]}, "ranks": {"a": 1}}
     settings = [{"growth_per_task": 0.01 * (i + 1)} for i in range(built.SPECTRA + 5)]
-    figure = built.spectra(grouped(*(with_facts(steady(0.5, 1, settings=one), facts) for one in settings)))
+    figure = built.spectra(grouped(*(with_facts(steady(0.5, 1, settings=entry), facts) for entry in settings)))
     assert figure is not None
     assert len(figure.plots) == built.SPECTRA
     assert f"of {built.SPECTRA + 5} plots the first {built.SPECTRA}" in figure.about

@@ -20,12 +20,12 @@ def test_time_is_told_in_first_tasks_of_separate_networks() -> None:
         steady(0.5, seconds=[5.0, 20.0, 4.0], order="B"),
         joint([0.5, 0.5, 0.5]),
     ]
-    found = built.time(grouped(*records))
-    assert series(found, "halrp-budget", EACH).y == pytest.approx((1.0, 3.0, 0.6))
-    assert series(found, "halrp-budget", ALL).y == pytest.approx((1.0, 4.0, 4.6))
-    assert series(found, "halrp-budget", ALL).x == (1, 2, 3)
-    assert series(found, "stl", EACH).y == pytest.approx((1.0, 0.6, 0.6))
-    assert series(found, "mtl", ALL).y == pytest.approx((0.0, 0.0, 1.2))
+    figure = built.time(grouped(*records))
+    assert series(figure, "halrp-budget", EACH).y == pytest.approx((1.0, 3.0, 0.6))
+    assert series(figure, "halrp-budget", ALL).y == pytest.approx((1.0, 4.0, 4.6))
+    assert series(figure, "halrp-budget", ALL).x == (1, 2, 3)
+    assert series(figure, "stl", EACH).y == pytest.approx((1.0, 0.6, 0.6))
+    assert series(figure, "mtl", ALL).y == pytest.approx((0.0, 0.0, 1.2))
 
 
 def test_time_needs_separate_networks_on_such_a_machine_with_as_many_epochs() -> None:
@@ -33,22 +33,22 @@ def test_time_needs_separate_networks_on_such_a_machine_with_as_many_epochs() ->
     assert built.time(grouped(ours)) is None
     assert built.time(grouped(ours, steady(0.5, method="stl", threads=4))) is not None
     lines = chart(built.time(grouped(ours, steady(0.5, method="stl", threads=4))), EACH).series
-    assert [one.name for one in lines] == ["stl"]
+    assert [entry.name for entry in lines] == ["stl"]
     other = grouped(ours, steady(0.5, method="stl", recipe={"epochs": 9}))
-    assert [one.name for one in chart(built.time(other), f"{HERE} · 9 epochs · each task").series] == ["stl"]
+    assert [entry.name for entry in chart(built.time(other), f"{HERE} · 9 epochs · each task").series] == ["stl"]
     assert len(built.time(other).plots) == 2  # type: ignore[union-attr]
 
 
 def test_a_run_that_does_not_tell_its_seconds_has_no_line() -> None:
     lacking = with_facts(steady(0.5, 2), {}, {"seconds": None})
-    found = built.time(grouped(lacking, steady(0.5, 2, method="stl")))
-    assert [one.name for one in chart(found, EACH).series] == ["stl"]
+    figure = built.time(grouped(lacking, steady(0.5, 2, method="stl")))
+    assert [entry.name for entry in chart(figure, EACH).series] == ["stl"]
 
 
 def test_a_reference_of_other_length_counts_for_the_same_machine() -> None:
     short = steady(0.5, 1, method="stl", seconds=[4.0])
-    found = built.time(grouped(short, steady(0.5, 2, seconds=[2.0, 8.0])))
-    assert series(found, "halrp-budget", f"{HERE} · 2 tasks · each task").y == (0.5, 2.0)
+    figure = built.time(grouped(short, steady(0.5, 2, seconds=[2.0, 8.0])))
+    assert series(figure, "halrp-budget", f"{HERE} · 2 tasks · each task").y == (0.5, 2.0)
 
 
 def test_memory_is_the_highest_of_all_runs() -> None:

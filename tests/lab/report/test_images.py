@@ -50,11 +50,11 @@ def test_the_same_plot_gives_the_same_bytes(name: str) -> None:
 
 @pytest.mark.parametrize(("suffix", "start"), [(".pdf", b"%PDF"), (".png", b"\x89PNG")])
 def test_other_kinds_of_files(suffix: str, start: bytes, tmp_path: Path) -> None:
-    for place in ("a", "b"):
-        write(PLOTS["lines"], tmp_path / place / f"f{suffix}", title="A title")
-    one, two = ((tmp_path / place / f"f{suffix}").read_bytes() for place in ("a", "b"))
-    assert one == two
-    assert one.startswith(start)
+    for folder in ("a", "b"):
+        write(PLOTS["lines"], tmp_path / folder / f"f{suffix}", title="A title")
+    first, second = ((tmp_path / folder / f"f{suffix}").read_bytes() for folder in ("a", "b"))
+    assert first == second
+    assert first.startswith(start)
 
 
 def test_colours_are_those_of_the_page() -> None:
@@ -67,9 +67,9 @@ def test_colours_are_those_of_the_page() -> None:
 
 def test_a_long_title_makes_the_file_higher() -> None:
     def height(title: str) -> float:
-        found = re.search(r'<svg[^>]* height="([\d.]+)"', render(PLOTS["lines"], ".svg", title).decode())
-        assert found
-        return float(found[1])
+        match = re.search(r'<svg[^>]* height="([\d.]+)"', render(PLOTS["lines"], ".svg", title).decode())
+        assert match
+        return float(match[1])
 
     assert height("word " * 40) > height("word") > height("")
 

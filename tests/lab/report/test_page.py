@@ -67,17 +67,17 @@ class Read(HTMLParser):
 
 def test_texts_of_strangers_make_no_elements() -> None:
     left_out = [LeftOut(HOSTILE, kind, HOSTILE) for kind in ("damaged", "other", HOSTILE)]
-    plain = Read(page("words", parts("words"), [LeftOut("words", one.kind, "words") for one in left_out], MADE_FROM))
-    found = Read(page(HOSTILE, parts(HOSTILE), left_out, MadeFrom(2, (HOSTILE,), ((HOSTILE, HOSTILE),))))
-    assert found.tags == plain.tags
-    assert "img" not in found.tags
-    assert not [name for name, _ in found.attributes if name.startswith("on")]
-    assert len(found.scripts) == 3
-    table, figure = found.data["s"]
+    plain = Read(page("words", parts("words"), [LeftOut("words", file.kind, "words") for file in left_out], MADE_FROM))
+    read = Read(page(HOSTILE, parts(HOSTILE), left_out, MadeFrom(2, (HOSTILE,), ((HOSTILE, HOSTILE),))))
+    assert read.tags == plain.tags
+    assert "img" not in read.tags
+    assert not [name for name, _ in read.attributes if name.startswith("on")]
+    assert len(read.scripts) == 3
+    table, figure = read.data["s"]
     assert table["rows"] == [[HOSTILE, -1.5], [None, None]]
     assert figure["labels"] == [HOSTILE, f"{HOSTILE} 2"]
     assert figure["plots"][0]["data"]["values"][0]["note"] == HOSTILE
-    assert HOSTILE in found.shown
+    assert HOSTILE in read.shown
 
 
 def test_data_has_no_character_that_could_end_it() -> None:
@@ -92,7 +92,7 @@ def test_the_browser_may_run_these_scripts_and_fetch_nothing() -> None:
     rules = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
     assert rules
     allowed = re.findall(r"'sha256-([^']*)'", rules[1])
-    run = [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in Read(text).scripts[1:]]
+    run = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in Read(text).scripts[1:]]
     assert allowed == run
     assert rules[1].startswith("default-src 'none'; script-src 'sha256-")
     assert "unsafe-eval" not in rules[1]
