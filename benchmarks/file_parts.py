@@ -15,7 +15,9 @@ from halrp.lab import backbones
 from halrp.model.base import Base
 from halrp.model.codec import PRECISIONS
 from halrp.model.delta import Delta
+from halrp.model.description import Description
 from halrp.model.plan import plan
+from halrp.store import task_file
 
 VARIANTS = {
     "budget, kernel-mean 3 20 10 14": Variant((3, 20, 10, 14)),
@@ -26,13 +28,14 @@ VARIANTS = {
 
 def parts(delta: Delta) -> dict[str, int]:
     """Bytes of a task's file by what they are for."""
-    found = dict.fromkeys(("header", "scales", "factors", "weights", "bias", "norm", "buffer", "head"), 0)
-    found["header"] = delta.header
-    for key, tensor in delta.tensors().items():
-        kind, _, name = key.partition("/")
-        part = {"r": "scales", "s": "scales", "p": "factors", "q": "factors", "own": "weights"}.get(kind)
-        found[part or delta.roles[name]] += tensor.numel() * tensor.element_size()
-    return found
+    sizes = dict.fromkeys(("header", "scales", "factors", "weights", "bias", "norm", "buffer", "head"), 0)
+    sizes["scales"] = sum(t.numel() * t.element_size() for pair in delta.scales.values() for t in pair)
+    for key, matrix in delta.coded.items():
+        sizes["weights" if key.startswith("dense/") else "factors"] += matrix.bytes
+    for name, tensor in delta.plain.items():
+        sizes[delta.roles[name]] += tensor.numel() * tensor.element_size()
+    sizes["header"] = len(task_file.write(delta)) - sum(sizes.values())
+    return sizes
 
 
 def main() -> None:
@@ -50,9 +53,9 @@ def main() -> None:
     for label, variant in VARIANTS.items():
         start = random_start(base, variant)
         tensors = {**owned, **start.dense}
-        roles = {name: base.plan.role(name) for name in tensors}
         for precision in PRECISIONS:
-            delta = Delta.pack("task", 10, base.fingerprint, start.factors, tensors, roles, precision=precision)
+            description = Description(task="task", classes=10, view=variant.view, precision=precision)
+            delta = Delta.pack(description, base.layout, start.factors, tensors)
             sizes = parts(delta)
             assert sum(sizes.values()) == delta.bytes
             cells = " | ".join(f"{sizes[name]:,}" for name in names)

@@ -22,7 +22,9 @@ from benchmarks.interleaved import arguments, measure, report
 from halrp import Delta, Plan
 from halrp.lab import backbones
 from halrp.model.base import Base
+from halrp.model.description import Description
 from halrp.model.factors import Factors
+from halrp.model.layout import Layout
 from halrp.model.mixed import MixedModule
 from halrp.model.plan import plan as plan_of
 from halrp.model.views import task_view
@@ -67,8 +69,9 @@ def random_delta(base: nn.Module, plan: Plan, variant: Variant, number: int) -> 
     for name, buffer in base.named_buffers():
         if buffer.is_floating_point():
             owned[name] = buffer + 0.1 * torch.rand_like(buffer)
-    roles = {name: plan.role(name) for name in owned}
-    return Delta.pack(f"task {number}", 10, "", factors, owned, roles)
+    tensors = {**dict(base.named_parameters()), **dict(base.named_buffers())}
+    description = Description(task=f"task {number}", classes=10, view="full" if variant.full_kernel else "mean")
+    return Delta.pack(description, Layout.of("", plan, tensors), factors, owned)
 
 
 def ways(variant: Variant) -> dict[str, Way]:

@@ -10,6 +10,7 @@ import pytest
 
 from halrp import Halrp, Learner
 from halrp.errors import DataError, SettingError, TaskError
+from halrp.store import task_file
 from tests.helpers import FAST, net, tiny_task
 
 METHOD = Halrp.budget(growth_per_task=0.5)
@@ -40,7 +41,7 @@ def learner(**settings: Any) -> Learner:
 
 
 def files(learned: Learner) -> dict[str, bytes]:
-    return {name: delta.to_bytes() for name, delta in learned.tasks.items()}
+    return {name: task_file.write(delta) for name, delta in learned.tasks.items()}
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from halrp import Halrp, Learner, Progress, Recipe
 from halrp.errors import BudgetTooSmall, DivergedError, WriteError
-from halrp.store import atomic
+from halrp.store import atomic, task_file
 from halrp.training.loop import Training
 from tests.helpers import CLASSES, drawn, net, tiny_task
 
@@ -268,7 +268,7 @@ def test_finished_tasks_are_there_with_their_predictions(whole: Any, tmp_path: P
     x = task("a")[0]
     for name in (None, *TASKS):
         assert torch.equal(result.predict(x, name), finished.predict(x, name))
-    assert [d.to_bytes() for d in result.tasks.values()] == [d.to_bytes() for d in finished.tasks.values()]
+    assert [task_file.write(d) for d in result.tasks.values()] == [task_file.write(d) for d in finished.tasks.values()]
     assert log.epochs == []
 
 
@@ -376,4 +376,6 @@ def test_without_a_store_nothing_is_written(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_store_changes_nothing_in_what_is_learned(whole: Any) -> None:
     _, _, finished = whole
-    assert [d.to_bytes() for d in learn(None).tasks.values()] == [d.to_bytes() for d in finished.tasks.values()]
+    assert [task_file.write(d) for d in learn(None).tasks.values()] == [
+        task_file.write(d) for d in finished.tasks.values()
+    ]

@@ -20,13 +20,15 @@ from halrp import parallel, seeding
 from halrp._version import __version__
 from halrp.errors import DataError, HeadError, SettingError, TaskError, UnknownTaskError, WrongBaseError
 from halrp.method.fine_tune import fine_tune
-from halrp.method.fixed_costs import fixed_costs
 from halrp.method.importance import measure
 from halrp.method.method import Halrp
+from halrp.method.protocols import Allocator
 from halrp.method.start import low_rank_start
+from halrp.method.task_costs import task_costs
 from halrp.model import views
 from halrp.model.base import Base, check_outputs
 from halrp.model.delta import Delta
+from halrp.model.description import Description
 from halrp.model.inference import normalises_by_batch
 from halrp.model.plan import plan
 from halrp.model.size import Size
@@ -194,7 +196,7 @@ class Learner:
         groups = [Group(weights, l2=self.method.base_l2), Group(others)]
         run.training("base", net, groups, self.recipe.epochs).run()
         base = Base(net, plan, self._initial.channels_last)
-        delta = Delta(base=base.fingerprint, **self._description(run))
+        delta = Delta.pack(self._description(run), base.layout, {}, {})
         self._commit(base, {run.task: delta}, run.checkpoints)
         return delta
 
@@ -214,8 +216,6 @@ class Learner:
         )
         # Scales, decomposition, allocation: one start for each view of convolutions that is tried.
         owned, base_size = base.owned_tensors(net), Size(base.parameter_count, base.size.bytes)
-        description = self._description(run) | {"precision": method.precision}
-        fixed = fixed_costs(base, owned, description)
         kernels = {n: base.plan.parameters[n].kernel for n in free}
         starts = {
             view: low_rank_start(
@@ -224,7 +224,7 @@ class Learner:
                 sensitivity,
                 method,
                 {n: view if kernel else "full" for n, kernel in kernels.items()},
-                fixed,
+                task_costs(base.layout, owned, partial(self._description, run, view), method.precision),
                 base_size,
                 seeding.generator(*run.seed_key, "truncate", view),
             )
@@ -233,16 +233,8 @@ class Learner:
         # Fine-tune what the task owns.
         tuned = fine_tune(base, method, starts, owned, run)
         # Check, compress and commit.
-        roles = {n: base.plan.role(n) for n in tuned.owned}
-        delta = Delta.pack(
-            base=base.fingerprint,
-            factors=tuned.factors,
-            owned=tuned.owned,
-            roles=roles,
-            recovered=tuned.start.recovered,
-            view=tuned.view,
-            **description,
-        )
+        description = self._description(run, tuned.view)
+        delta = Delta.pack(description, base.layout, tuned.factors, tuned.owned, tuned.start.recovered)
         late = sorted(tuned.owned.keys() - owned.keys() - tuned.start.dense.keys())
         method.allocate.check(Size(delta.parameters, delta.bytes), base_size, late)
         tasks = self._compressed({**self._tasks, name: delta}, name, base.parameter_count)
@@ -342,15 +334,19 @@ class Learner:
         settings = {"halrp": __version__, "method": describe(self.method), "recipe": describe(self.recipe)}
         return settings | {"seed": self.seed} | ({} if data.augment is None else {"augment": describe(data.augment)})
 
-    def _description(self, run: TaskRun) -> dict[str, Any]:
-        """All of a task that is not a tensor and does not depend on training."""
-        data = run.data
-        return {
-            "task": run.task,
-            "classes": data.classes,
-            "class_names": data.class_names,
-            "provenance": self._provenance(data),
-        }
+    def _description(self, run: TaskRun, view: str = "", allocate: Allocator | None = None) -> Description:
+        """All of a task that is not a tensor: a delta in a view, or the base's own task; `allocate` if not ours."""
+        method = self.method if allocate is None else replace(self.method, allocate=allocate)
+        autocast = self.recipe.autocast
+        return Description(
+            task=run.task,
+            classes=run.data.classes,
+            class_names=run.data.class_names,
+            view=view,
+            precision=method.precision if view else "float32",
+            autocast=None if autocast is None else str(autocast).removeprefix("torch."),
+            provenance=self._provenance(run.data) | {"method": describe(method)},
+        )
 
     def _prepare(self, name: str, part: str, source: Source, classes: int | None) -> tuple[Data, int]:
         return prepare(

@@ -75,7 +75,7 @@ def learn_elsewhere(
     try:
         for name in tasks:
             content = waiting.pop(name).result()
-            yield name, task_file.check(task_file.parse(content, name), base, name)
+            yield name, task_file.load(content, base, name)
     finally:
         for pending in waiting.values():
             getattr(pending, "cancel", lambda: None)()
@@ -90,7 +90,7 @@ def learn_in_worker(
 ) -> bytes:
     """Learn one task on a given base, and return the bytes of its file; a worker runs this."""
     with _threads(threads):  # sums of floats depend on the number of threads that share them
-        return build(model).learn(name, **arguments).to_bytes()
+        return task_file.write(build(model).learn(name, **arguments))
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -21,7 +22,7 @@ from halrp import Halrp, Learner, Store, cli
 from halrp import __version__ as version
 from halrp.cli.app import app
 from halrp.errors import ModelError
-from halrp.store.store import Manifest
+from halrp.store import task_file
 from halrp.tools import export
 from tests.commands import invoke
 from tests.helpers import FAST, net, tiny_task
@@ -186,7 +187,7 @@ def test_verify_reads_every_file_of_a_good_store(saved: Path, arguments: tuple[s
     result = ran("verify", saved, *arguments)
     assert result.code == 0
     lines = result.out.splitlines()
-    assert [line.split()[0] for line in lines] == ["good"] * 5 + ["all"]
+    assert [line.split()[0] for line in lines] == ["good"] * 6 + ["all"]
     assert result.out.count("fits the model") == (4 if arguments else 0)
 
 
@@ -212,7 +213,7 @@ def test_verify_names_the_damaged_file_and_reads_the_others(store: Path, victim:
     assert len(bad) == 1
     assert path.name in bad[0]
     assert "changed or cut" in bad[0]
-    assert sum(line.startswith("good") for line in result.out.splitlines()) == 4
+    assert sum(line.startswith("good") for line in result.out.splitlines()) == 5
 
 
 def test_verify_finds_all_of_several_problems(store: Path) -> None:
@@ -226,7 +227,7 @@ def test_verify_finds_all_of_several_problems(store: Path) -> None:
         assert f"bad         {paths[name].relative_to(store).as_posix()}" in result.out
     assert f"good        {paths['second task'].relative_to(store).as_posix()}" in result.out
     assert "the base cannot be used" in result.out
-    assert "3 of 5 files are bad" in result.out
+    assert "3 of 6 files are bad" in result.out
 
 
 @pytest.mark.parametrize("way", ["cut", "missing"])
@@ -241,16 +242,20 @@ def test_verify_checks_files_by_their_names_when_the_manifest_is_lost(store: Pat
     assert result.code == 1
     assert "bad         manifest.json" in result.out
     assert f"bad         {paths['second task'].relative_to(store).as_posix()}" in result.out
-    assert sum(line.startswith("good") for line in result.out.splitlines()) == 3
+    assert sum(line.startswith("good") for line in result.out.splitlines()) == 4
 
 
-def recommit(store: Path, name: str, content: bytes) -> None:
-    """Put a file into a store under a task's name, with all checksums right."""
+def recommit(store: Path, name: str, content: bytes, layout: bytes | None = None) -> None:
+    """Put a file into a store under a task's name, with all checksums right; perhaps with a layout."""
     manifest = Store(store).manifest()
     entry = Store(store)._put("tasks/forged", content)
     tasks = {**manifest.tasks, name: entry}
     (store / manifest.tasks[name].file).unlink()
-    new = Manifest(manifest.head, manifest.channels_last, manifest.fingerprint, manifest.base, tasks)
+    layouts = dict(manifest.layouts)
+    if layout is not None:
+        added = Store(store)._put("layout", layout, ".json")
+        layouts[added.sha256[:16]] = added
+    new = dataclasses.replace(manifest, tasks=tasks, layouts=layouts)
     (store / "manifest.json").write_bytes(new.to_bytes())
 
 
@@ -258,18 +263,7 @@ def with_plain(learner: Learner, name: str, tensor: Tensor) -> bytes:
     """The second task's file with another tensor in it."""
     delta = learner.tasks["second task"]
     factors, owned = delta.factors, {**delta.owned, name: tensor}
-    forged = type(delta).pack(
-        delta.task,
-        delta.classes,
-        delta.base,
-        factors,
-        owned,
-        delta.roles,
-        delta.recovered,
-        "mean",
-        provenance=delta.provenance,
-    )
-    return forged.to_bytes()
+    return task_file.write(type(delta).pack(delta, delta.layout, factors, owned, delta.recovered))
 
 
 def test_verify_finds_numbers_that_are_not_finite(learner: Learner, store: Path) -> None:
@@ -291,17 +285,21 @@ def test_verify_asks_for_the_model_to_tell_a_placeholder_from_a_broken_weight(tm
 
 
 def test_verify_finds_shapes_that_do_not_fit_only_with_a_model(learner: Learner, store: Path) -> None:
-    recommit(store, "second task", with_plain(learner, "fc.bias", torch.zeros(9)))
+    delta = learner.tasks["second task"]
+    slots = [s._replace(shape=(9,)) if s.name == "hidden.bias" else s for s in delta.layout.slots]
+    layout = dataclasses.replace(delta.layout, slots=tuple(slots))
+    forged = dataclasses.replace(delta, layout=layout, plain={**delta.plain, "hidden.bias": torch.zeros(9)})
+    recommit(store, "second task", task_file.write(forged), layout.content)
     assert ran("verify", store).code == 0
     result = ran("verify", store, "--model", MODEL)
     assert result.code == 1
-    assert "fc.bias has shape (9,), expected (4,)" in result.out
+    assert "hidden.bias has shape (9,), expected (12,)" in result.out
 
 
 def test_verify_finds_a_task_of_another_base_and_a_task_under_another_name(learner: Learner, store: Path) -> None:
     other = Learner(net("conv", 1), base="given", recipe=FAST, method=Halrp.budget(8_000))
-    recommit(store, "second task", other.learn("second task", tiny_task("conv", 1)).to_bytes())
-    recommit(store, "third", learner.tasks["first"].to_bytes())
+    recommit(store, "second task", task_file.write(other.learn("second task", tiny_task("conv", 1))))
+    recommit(store, "third", task_file.write(learner.tasks["first"]))
     result = ran("verify", store)
     assert result.code == 1
     assert "it belongs to a base" in result.out

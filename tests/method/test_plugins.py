@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from halrp import Delta, Halrp, Keep, Learner
 from halrp.errors import SettingError
-from halrp.method.protocols import Allocation, Compression, FixedCost, LayerOptions
+from halrp.method.protocols import Allocation, Compression, LayerOptions, TaskCosts
 from halrp.model.size import Size
 from halrp.provenance import describe
 from halrp.training.batches import Data
@@ -59,7 +59,7 @@ class EveryOther:
     def limit(self, base: Size) -> int | None:
         return None
 
-    def allocate(self, options: Mapping[str, LayerOptions], fixed: Sequence[FixedCost], base: Size) -> Allocation:
+    def allocate(self, options: Mapping[str, LayerOptions], costs: TaskCosts, base: Size) -> Allocation:
         return Allocation({name: 2 * (i % 2) for i, name in enumerate(options)})
 
     def check(self, task: Size, base: Size, late: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from halrp import Budget, Exact, Flat, GradientNorm, Halrp, Legacy, LossRate, Plain, Whitened
 from halrp.method import allocate, decompose
 from halrp.method.importance import Curvature, Sensitivity
-from halrp.method.protocols import FixedCost
+from halrp.method.protocols import FixedCost, TaskCosts
 from halrp.method.scales import scaled
 from halrp.method.start import Start, low_rank_start
 from halrp.model.codec import PRECISIONS, Precision, encode
@@ -67,7 +67,7 @@ def start(
         Sensitivity(importance(scale), curvature or {}),
         method,
         dict.fromkeys(free, view),
-        fixed,
+        TaskCosts(fixed),
         base_size,
         seeded,
     )
@@ -314,7 +314,7 @@ def test_weights_that_did_not_move_need_no_component() -> None:
         Sensitivity(importance(), {}),
         Halrp(allocate=LossRate(0.9)),
         dict.fromkeys(base, "mean"),
-        (),
+        TaskCosts(()),
         Size(1, 1),
         seeded,
     )
@@ -326,11 +326,19 @@ def test_weights_that_did_not_move_need_no_component() -> None:
 
 def test_layers_without_importance_get_no_rank() -> None:
     free, base = weights()
+    costs = TaskCosts(())
     nothing = {n: torch.zeros((), dtype=torch.float64) for n in SHAPES}
     for rule in (LossRate(0.9), Budget(parameters=500)):
         method: Any = Halrp(allocate=rule)
         result = low_rank_start(
-            free, base, Sensitivity(nothing, {}), method, dict.fromkeys(free, "full"), (), Size(1, 1), torch.Generator()
+            free,
+            base,
+            Sensitivity(nothing, {}),
+            method,
+            dict.fromkeys(free, "full"),
+            costs,
+            Size(1, 1),
+            torch.Generator(),
         )
         assert {f.rank for f in result.factors.values()} == {0}
         assert not result.dense
@@ -345,7 +353,7 @@ def test_no_gradient_and_no_input_is_touched() -> None:
         Sensitivity(importance(), {}),
         Halrp(allocate=Flat(1)),
         dict.fromkeys(base, "mean"),
-        (),
+        TaskCosts(()),
         Size(1, 1),
         torch.Generator(),
     )

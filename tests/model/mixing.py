@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from halrp import Delta, Plan
 from halrp.model.base import Base
+from halrp.model.description import Description
 from halrp.model.factors import Factors
+from halrp.model.layout import Layout
 from halrp.model.mixed import MixedModule
 from halrp.model.plan import plan as plan_of
 from halrp.model.views import shared_copy, task_view
@@ -57,12 +59,19 @@ def random_delta(
     for name, buffer in model.named_buffers():
         if buffer.is_floating_point():
             owned[name] = buffer + 0.3 * draw(buffer, *buffer.shape).abs()
-    return Delta.pack(f"task {seed}", classes, "", factors, owned, {name: plan.role(name) for name in owned})
+    description = Description(task=f"task {seed}", classes=classes, view=view)
+    return Delta.pack(description, layout_of(model, plan), factors, owned)
+
+
+def layout_of(model: nn.Module, plan: Plan) -> Layout:
+    """The layout of a model that is nobody's base yet."""
+    return Layout.of("", plan, {**dict(model.named_parameters()), **dict(model.named_buffers())})
 
 
 def base_task(model: nn.Module, plan: Plan) -> Delta:
     """The delta of the base's own task."""
-    return Delta("", len(model.get_submodule(plan.head).get_parameter("weight")), "")
+    classes = len(model.get_submodule(plan.head).get_parameter("weight"))
+    return Delta(task="", classes=classes, layout=layout_of(model, plan))
 
 
 def mixed_module(model: nn.Module, plan: Plan, deltas: Sequence[Delta]) -> MixedModule:

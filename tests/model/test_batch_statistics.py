@@ -82,7 +82,7 @@ def test_a_task_learns_what_its_batches_show() -> None:
 
 
 def test_tasks_own_no_statistics_and_come_back_from_a_store_to_the_bit(learner: Learner, tmp_path: Path) -> None:
-    assert not any("running" in key or "batches" in key for d in learner.tasks.values() for key in d.tensors())
+    assert not any("running" in key or "batches" in key for d in learner.tasks.values() for key in d.plain)
     learner.save(tmp_path / "one")
     loaded = Learner.load(tmp_path / "one", model())
     rows = ["a", "b", "c", None] * 3

@@ -121,7 +121,7 @@ def test_zeros_are_left_out_only_if_that_is_smaller(precision: Precision) -> Non
         forms.add(sparse)
         assert coded.bytes == scale + (500 + (4000 - zeros) * size if sparse else 4000 * size)
         # A mask of 500 bytes pays from here on, with what naming it in a file costs.
-        assert sparse == (zeros * size > 500 + 160)
+        assert sparse == (zeros * size > 500 + 96)
         assert torch.equal(decode(coded, torch.float32).reshape(-1), original)
     assert forms == {True, False}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -18,6 +19,7 @@ from halrp.model.base import Base
 from halrp.model.mixed import MixedModule
 from halrp.model.plan import plan as plan_of
 from halrp.model.views import task_view
+from halrp.store import task_file
 from tests.helpers import FAST, NETS, digest, drawn, net, tiny_task
 from tests.model.mixing import (
     TOLERANCE,
@@ -143,7 +145,7 @@ def test_a_head_may_be_a_convolution(bias: bool) -> None:
 
 def test_none_and_a_task_that_owns_nothing_are_the_base() -> None:
     model, plan = around(lambda: nn.Linear(10, 9), 10)
-    empty = Delta.pack("first", 3, "", {}, {}, {})
+    empty = replace(base_task(model, plan), task="first")
     deltas = [base_task(model, plan), random_delta(model, plan, 1), empty]
     assert_mixes(model, plan, deltas, inputs(9, 10))
     x = inputs(4, 10)
@@ -382,7 +384,7 @@ def test_neither_base_nor_deltas_nor_inputs_are_changed() -> None:
     base = Base(model, plan, channels_last=False)
 
     def state() -> list[object]:
-        files = [d.to_bytes() for d in deltas]
+        files = [task_file.write(d) for d in deltas]
         flags = [(p.requires_grad, p.grad) for p in model.parameters()]
         return [digest(model), files, flags, [m.training for m in model.modules()], [*vars(model.get_submodule("0.0"))]]
 

@@ -23,6 +23,7 @@ from halrp.errors import (
     UnknownTaskError,
     WrongBaseError,
 )
+from halrp.store import task_file
 from tests.helpers import FAST, drawn, net, tiny_task
 
 KINDS = ("conv", "transformer", "gru")
@@ -57,7 +58,8 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 def committed(folder: Path) -> set[str]:
     """The files that a store should hold."""
     manifest = Store(folder).manifest()
-    return {"manifest.json", "lock", manifest.base.file} | {entry.file for entry in manifest.tasks.values()}
+    entries = (manifest.base, *manifest.layouts.values(), *manifest.tasks.values())
+    return {"manifest.json", "lock"} | {entry.file for entry in entries}
 
 
 def same_predictions(one: Learner, other: Learner, x: Tensor) -> bool:
@@ -99,11 +101,11 @@ def test_pruned_factors_are_written_sparsely(tmp_path: Path) -> None:
     learner = Learner(wide, recipe=FAST, method=OFFICIAL, store=tmp_path)
     for number in range(3):
         learner.learn(f"t{number}", tiny_task("mlp", number))
-    masks = [key for key in learner.tasks["t1"].tensors() if key.endswith(".mask")]
+    masks = [key for key, matrix in learner.tasks["t1"].coded.items() if "mask" in matrix.parts]
     assert masks
     loaded = Learner.load(tmp_path, wide, method=OFFICIAL)
     assert same_predictions(learner, loaded, tiny_task("mlp", 7)[0])
-    assert [key for key in loaded.tasks["t1"].tensors() if key.endswith(".mask")] == masks
+    assert {key for key, matrix in loaded.tasks["t1"].coded.items() if "mask" in matrix.parts} == set(masks)
 
 
 class ConvHead(nn.Module):
@@ -258,7 +260,7 @@ def test_a_task_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
     store.commit(one._ready, [one.tasks["a"]], known={})  # the same task again is no conflict
     assert snapshot(tmp_path) == before
     store.commit(two._ready, [other], known=one.tasks)  # whoever knows what is there may replace it
-    assert store.manifest().tasks["a"].bytes == len(other.to_bytes())
+    assert store.manifest().tasks["a"].bytes == len(task_file.write(other))
 
 
 @pytest.mark.parametrize("method", [OFFICIAL, dataclasses.replace(OFFICIAL, precision="int8")])
@@ -412,24 +414,25 @@ def test_a_tasks_file_explains_itself_to_anybody_with_safetensors(tmp_path: Path
     manifest = Store(tmp_path).manifest()
     with safetensors.safe_open(tmp_path / manifest.tasks["birds"].file, "pt") as file:
         facts = json.loads(file.metadata()["halrp"])
-        keys = set(file.keys())
+        index, importance = file.get_tensor("index").tolist(), file.get_tensor("recovered")[::3].tolist()
+    layout = json.loads((tmp_path / f"layout-{facts['layout']}.json").read_bytes())
+    adapted = [name for name, kind, *_ in layout["slots"] if kind == "adapted"]
     assert facts["task"] == "birds"
     assert facts["class_names"] == ["wren", "rook", "Elster"]
     assert facts["classes"] == 3
     assert facts["base"] == manifest.fingerprint
-    assert facts["precision"] == "float32"
-    assert facts["ranks"] == delta.ranks
-    assert facts["ranks"]
-    assert {name: values[0] for name, values in facts["bought"].items()} == delta.importance
-    assert facts["how"]["halrp"] == __version__
-    assert facts["how"]["seed"] == 0
-    assert facts["how"]["recipe"]["lr"] == FAST.lr
-    assert facts["how"]["method"]["allocate"]["type"] == "Budget"
-    assert {f"r/{n}" for n in facts["ranks"]} <= keys
+    assert "precision" not in facts  # float32 is the default
+    assert adapted
+    assert {name: rank for name, rank in zip(adapted, index, strict=False) if rank >= 0} == delta.ranks
+    assert dict(zip(adapted, importance, strict=True)) == delta.importance
+    assert facts["provenance"]["halrp"] == __version__
+    assert facts["provenance"]["seed"] == 0
+    assert facts["provenance"]["recipe"]["lr"] == FAST.lr
+    assert facts["provenance"]["method"]["allocate"]["type"] == "Budget"
     assert manifest.tasks["birds"].bytes == delta.bytes
     loaded = Learner.load(tmp_path, net("mlp"))
     assert loaded.tasks["birds"].class_names == ("wren", "rook", "Elster")
-    assert loaded.recipe == Recipe(**{k: v for k, v in facts["how"]["recipe"].items() if k != "type"})
+    assert loaded.recipe == Recipe(**{k: v for k, v in facts["provenance"]["recipe"].items() if k != "type"})
 
 
 NAMES = [
@@ -477,7 +480,7 @@ def test_a_delta_is_the_same_in_bytes_after_it_is_read(tmp_path: Path) -> None:
     learner = learned("gru", store=tmp_path, method=OFFICIAL)
     for name, delta in learner.tasks.items():
         again: Delta = Store(tmp_path).read(name, learner._ready)
-        assert again.to_bytes() == delta.to_bytes()
+        assert task_file.write(again) == task_file.write(delta)
         assert again.roles == delta.roles
         assert (again.parameters, again.paper_count()) == (delta.parameters, delta.paper_count())
 

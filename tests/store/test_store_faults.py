@@ -253,7 +253,12 @@ def test_nothing_is_named_before_the_disk_has_it(tmp_path: Path, monkeypatch: py
     learner.save(tmp_path / "store")
     moves = [name for kind, name in log if kind == "move"]
     commit = log.index(("move", "store/manifest.json"))
-    assert [name.split("-")[0] for name in moves] == ["store/base", "store/tasks/t", "store/manifest.json"]
+    assert [name.split("-")[0] for name in moves] == [
+        "store/base",
+        "store/layout",
+        "store/tasks/t",
+        "store/manifest.json",
+    ]
     for name in moves:
         # The content of a file is flushed under its temporary name just before it is moved …
         kind, flushed = log[log.index(("move", name)) - 1]

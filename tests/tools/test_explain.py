@@ -182,7 +182,7 @@ def test_a_task_owns_exactly_the_rows_that_are_owned() -> None:
     delta = learner.learn("task", tiny_task("conv"))
     rows = by_name(explain(model))
     owned = {name for name, row in rows.items() if row.treatment == "owned"}
-    assert delta.owned.keys() - delta.shapes.keys() == owned
+    assert delta.owned.keys() - set(delta.dense) == owned
     fixed = sum(row.fixed_bytes for row in rows.values())
     assert fixed == sum(t.numel() * t.element_size() for n, t in delta.owned.items() if n in owned)
 

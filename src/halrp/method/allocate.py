@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from halrp.errors import SettingError
-from halrp.method.protocols import Allocation, Allocator, FixedCost, LayerOptions
+from halrp.method.protocols import Allocation, Allocator, LayerOptions, TaskCosts
 
 if TYPE_CHECKING:
     from halrp.model.size import Size
@@ -107,7 +107,7 @@ class RankRule(Allocator):
         """Return the rank of every layer, for the scores of its components."""
         raise NotImplementedError
 
-    def allocate(self, options: Mapping[str, LayerOptions], fixed: Sequence[FixedCost], base: Size, /) -> Allocation:
+    def allocate(self, options: Mapping[str, LayerOptions], costs: TaskCosts, base: Size, /) -> Allocation:
         """Give every weight its rank; none is stored densely."""
         return Allocation(self({name: layer.scores for name, layer in options.items()}))
 

@@ -8,18 +8,20 @@ since the scales are no longer needed, and it recovers all of the loss that was 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from halrp.errors import BudgetTooSmall, SettingError
 from halrp.method import allocate
-from halrp.method.protocols import Allocation, FixedCost, LayerOptions
+from halrp.method.protocols import Allocation, Allocator, LayerOptions, TaskCosts
 from halrp.model.size import Size
 
+FileBytes: TypeAlias = Callable[[Mapping[str, int], Allocator], int]
+"""The exact size of a task's file: see `TaskCosts`."""
 DEFAULT_SHARE = 0.02
 """Of the base's bytes, for a task's file when no bound is given."""
 
@@ -72,22 +74,40 @@ class Budget:
             return int(self.growth * base.parameters)
         return int(self.bytes if self.bytes is not None else DEFAULT_SHARE * base.bytes)
 
-    def allocate(self, options: Mapping[str, LayerOptions], fixed: Sequence[FixedCost], base: Size) -> Allocation:
+    def allocate(self, options: Mapping[str, LayerOptions], costs: TaskCosts, base: Size) -> Allocation:
         """Choose ranks so that fixed part, scales and components stay within the bound."""
         limit = self.limit(base)
-        parts = [(self.price(Size(part.parameters, part.bytes)), part.name) for part in fixed]
+        parts = [(self.price(Size(part.parameters, part.bytes)), part.name) for part in costs.fixed]
         parts += [(layer.scales, f"scales of {name}") for name, layer in options.items()]
+        exact = costs.file_bytes if self.in_bytes else None
+        if exact is not None:
+            empty = exact(dict.fromkeys(options, 0), self)
+            parts.append((empty - sum(size for size, _ in parts), "file header"))
         minimum = sum(size for size, _ in parts)
         if minimum > limit:
-            raise self._too_small(minimum, limit, parts, base)
+            enough = minimum if exact is None else smallest_bytes(exact, options)
+            raise self._too_small(enough, limit, parts, base)
         steps = {name: _steps(layer) for name, layer in options.items()}
-        taken = allocate.by_budget(
-            {name: step.scores for name, step in steps.items()},
-            {name: step.costs for name, step in steps.items()},
-            limit - minimum,
-        )
-        dense = frozenset(name for name, rank in taken.items() if rank > steps[name].components)
-        return Allocation({name: rank for name, rank in taken.items() if name not in dense}, dense)
+        if exact is None:
+            return _allocation(_chosen(steps, limit - minimum), steps)
+        return self._exactly(steps, limit - minimum, limit, exact)
+
+    def _exactly(self, steps: Mapping[str, _Steps], room: int, limit: int, exact: FileBytes) -> Allocation:
+        """Spend the room so that the exact size of the file stays within the limit, and nothing more would fit.
+
+        The header grows by a few digits with the numbers it counts, so the first choice may be a little too large.
+        """
+
+        def size(taken: Mapping[str, int]) -> int:
+            return exact(_allocation(taken, steps).ranks, self)
+
+        taken = _chosen(steps, room)
+        while (excess := size(taken) - limit) > 0:
+            room -= excess
+            taken = _chosen(steps, max(0, room))
+        while (larger := _next_that_fits(steps, taken, lambda more: size(more) <= limit)) is not None:
+            taken = larger
+        return _allocation(taken, steps)
 
     def check(self, task: Size, base: Size, late: Sequence[str]) -> None:
         """Refuse a task that is larger than foreseen, since fine-tuning was the first to change the buffers `late`."""
@@ -110,6 +130,15 @@ class Budget:
         )
 
 
+def smallest_bytes(file_bytes: FileBytes, weights: Iterable[str]) -> int:
+    """The smallest budget in bytes of a task: that of its file without a component. The file names its budget."""
+    ranks = dict.fromkeys(weights, 0)
+    smallest = file_bytes(ranks, Budget(bytes=1))
+    while (size := file_bytes(ranks, Budget(bytes=smallest))) > smallest:
+        smallest = size
+    return smallest
+
+
 class _Steps(NamedTuple):
     """The successive steps in a weight: components, and then perhaps the step to storing it densely."""
 
@@ -127,3 +156,27 @@ def _steps(layer: LayerOptions) -> _Steps:
     final = layer.scores[last:].sum() + layer.rest
     costs = [layer.component] * last + [room - last * layer.component]
     return _Steps(torch.cat([layer.scores[:last], final.reshape(1)]), torch.tensor(costs), last)
+
+
+def _chosen(steps: Mapping[str, _Steps], room: int) -> dict[str, int]:
+    """The number of steps in each weight that recover the most loss for a cost within the room."""
+    scores = {name: step.scores for name, step in steps.items()}
+    return allocate.by_budget(scores, {name: step.costs for name, step in steps.items()}, room)
+
+
+def _next_that_fits(
+    steps: Mapping[str, _Steps], taken: Mapping[str, int], fits: Callable[[Mapping[str, int]], bool]
+) -> dict[str, int] | None:
+    """One step more, the first that fits of those with a score; None if there is none."""
+    for name, step in steps.items():
+        count = taken[name]
+        if count < len(step.scores) and step.scores[count] > 0:
+            more = {**taken, name: count + 1}
+            if fits(more):
+                return more
+    return None
+
+
+def _allocation(taken: Mapping[str, int], steps: Mapping[str, _Steps]) -> Allocation:
+    dense = frozenset(name for name, count in taken.items() if count > steps[name].components)
+    return Allocation({name: count for name, count in taken.items() if name not in dense}, dense)

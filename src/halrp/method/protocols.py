@@ -6,14 +6,14 @@ in the task's file with its fields, anything else by its name. Derive from a pro
     scales(free, base)                       → r, s
     decompose(matrix, curvature, rank)       → u, sigma, v
     importance(module, weights, data, batch) → a number for each weight
-    allocate.allocate(options, fixed, base)  → ranks, dense weights
+    allocate.allocate(options, costs, base)  → ranks, dense weights
     compress.compress(tasks, newest, size)   → tasks
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -101,6 +101,17 @@ class FixedCost:
 
 
 @dataclass(frozen=True)
+class TaskCosts:
+    """What a task costs besides scales and components."""
+
+    fixed: Sequence[FixedCost]
+    """Parts that cannot be shrunk, without the file's header."""
+    file_bytes: Callable[[Mapping[str, int], Allocator], int] | None = None
+    """The exact size of the task's file for the ranks of adapted weights (the others are dense) and the allocation that
+    its provenance names; None if there is no file."""
+
+
+@dataclass(frozen=True)
 class Allocation:
     """What a task stores: a rank for each adapted weight, or the weight itself."""
 
@@ -121,7 +132,7 @@ class Allocator(Protocol):
         return None
 
     @abstractmethod
-    def allocate(self, options: Mapping[str, LayerOptions], fixed: Sequence[FixedCost], base: Size, /) -> Allocation:
+    def allocate(self, options: Mapping[str, LayerOptions], costs: TaskCosts, base: Size, /) -> Allocation:
         """Choose a rank for every weight, or to store it densely."""
 
     def check(self, task: Size, base: Size, late: Sequence[str], /) -> None:

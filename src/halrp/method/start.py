@@ -6,7 +6,7 @@ layer, or a dense copy where that costs no more. Only tensors go in and out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from halrp.method import allocate, decompose
 from halrp.method.importance import Curvature, Sensitivity
 from halrp.method.method import Halrp
-from halrp.method.protocols import FixedCost, LayerOptions
+from halrp.method.protocols import LayerOptions, TaskCosts
 from halrp.method.scales import scaled
 from halrp.model.costs import weight_costs
 from halrp.model.delta import Recovered
@@ -63,7 +63,7 @@ def low_rank_start(
     sensitivity: Sensitivity,
     method: Halrp,
     views: Mapping[str, str],
-    fixed: Sequence[FixedCost],
+    costs: TaskCosts,
     base_size: Size,
     generator: torch.Generator,
 ) -> Start:
@@ -78,7 +78,7 @@ def low_rank_start(
         )
         for name in free
     }
-    allocation = method.allocate.allocate({name: layer.options for name, layer in layers.items()}, fixed, base_size)
+    allocation = method.allocate.allocate({name: layer.options for name, layer in layers.items()}, costs, base_size)
     return Start(
         {name: _factors(layers[name], rank, method, generator) for name, rank in allocation.ranks.items()},
         {name: free[name].clone() for name in free if name in allocation.dense},

@@ -19,6 +19,7 @@ from halrp.model import views
 from halrp.model.delta import Delta
 from halrp.model.factors import Factors
 from halrp.model.layers.norm import has_batch_norm
+from halrp.model.layout import Layout
 from halrp.model.plan import Plan
 from halrp.model.size import Size
 
@@ -37,6 +38,11 @@ class Base:
     def fingerprint(self) -> str:
         """A hash of all weights and buffers."""
         return seeding.fingerprint(self.tensors)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """What tasks may own, in the order of their files."""
+        return Layout.of(self.fingerprint, self.plan, self.tensors)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -99,7 +105,7 @@ class Base:
     def task(self) -> Delta:
         """The base's own task: a delta that owns nothing, with the classes of the base's head."""
         head = self.module.get_submodule(self.plan.head).get_parameter("weight")
-        return Delta("", len(head), self.fingerprint)
+        return Delta(task="", classes=len(head), layout=self.layout)
 
     def view(self, delta: Delta) -> nn.Module:
         """A task as a module that shares the base's tensors."""

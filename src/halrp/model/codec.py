@@ -20,8 +20,8 @@ from halrp.errors import DamagedError, SettingError
 
 Precision = Literal["float32", "bfloat16", "int8"]
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "int8")
-_MASK_HEADER = 160
-"""Bytes that naming one more tensor in a file costs at most, for names of ordinary length."""
+_MASK_HEADER = 96
+"""Bytes that the first mask of a file adds to its header at most."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,12 +15,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from halrp.errors import DamagedError, LockedError, WriteError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 try:
     import fcntl
@@ -34,13 +30,6 @@ TEMPORARY = ".part"
 def checksum(content: bytes) -> str:
     """The SHA-256 of a file's content."""
     return hashlib.sha256(content).hexdigest()
-
-
-def copy_of(tensor: Tensor) -> Tensor:
-    """A tensor as a file takes it: on the CPU, contiguous, and overlapping no other."""
-    import torch  # tables and reports write files, too, and need no torch
-
-    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
 def write(path: Path, content: bytes, durable: bool = True) -> None:

@@ -1,218 +1,350 @@
-"""Reading a task's file: bytes → `Delta`, believing nothing.
+"""A task's file: `write` makes it, `read` parses it, `check` compares what was read with a base.
 
-`parse` takes the bytes apart and `check` holds the result against a base. Every mistake, by accident or by intent, is
-one `DamagedError` (or `FormatError`, `WrongBaseError`) that names it. Nothing is allocated beyond what the file holds
-before its shapes are known to be those of the base.
+The format is described in `docs/format.md`. Reading believes nothing: every mistake, by accident or by intent, is one
+`DamagedError` (or `FormatError`, `WrongBaseError`) that names it, and nothing is allocated beyond what the file holds.
+Files of format 1 are read too (`format_1`).
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-import safetensors.torch
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from halrp.errors import DamagedError, FormatError, WrongBaseError
+from halrp.checks import is_whole
+from halrp.errors import DamagedError, FormatError, StoreError, WrongBaseError
+from halrp.model import codec, file_size
 from halrp.model.base import Base
-from halrp.model.codec import PRECISIONS, Coded, unpack
-from halrp.model.delta import FORMAT, METADATA, Delta, Recovered
+from halrp.model.codec import PRECISIONS, Coded
+from halrp.model.delta import Delta, Recovered
+from halrp.model.description import DEFAULTS, FORMAT, REQUIRED, Description, described
+from halrp.model.file_size import INDEX, METADATA, RECOVERED, Piece, TensorEntry
+from halrp.model.layout import DTYPES, Layout, dtype_name
+from halrp.store import format_1
+from halrp.store.fitting import check
+from halrp.store.requirements import require
 
-_PARTS = ("values", "scale", "mask")
-_DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)}
+__all__ = ["check", "load", "read", "write"]
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_AUTOCAST = (None, "bfloat16", "float16", "float32", "float64")
+_MOST_EXTRA = 64
+"""Tensors of a probe and statistics that a file may have."""
+_ERRORS = (SafetensorError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, OverflowError)
 
 
-def parse(content: bytes, what: str) -> Delta:
-    """Take a task's file apart. `what` names the file in errors."""
+# ---- writing ----------------------------------------------------------------------------------------------------
+
+
+def write(delta: Delta) -> bytes:
+    """The file of a task. The same delta gives the same bytes."""
+    text = delta.text(delta.layout.fingerprint, delta.layout.digest)
+    tensors = _tensors(delta)
+    return b"".join([file_size.header(text, delta.entries), *(_raw(tensors[name]) for name in delta.entries)])
+
+
+def _tensors(delta: Delta) -> dict[str, list[Tensor]]:
+    """What each tensor of the file is joined from."""
+    if delta.is_base:
+        return {}
+    streams: dict[str, list[Tensor]] = {dtype: [] for dtype in DTYPES}
+    ranks = delta.ranks
+    for piece in file_size.pieces(delta.layout, delta, ranks, set(delta.plain)):
+        for tensor in _parts(delta, piece):
+            streams[dtype_name(tensor.dtype)].append(tensor)
+    streams |= {name: [tensor] for name, tensor in delta.extra_tensors.items()}
+    if delta.recovered:
+        rows = [delta.recovered[slot.name] for slot in delta.layout.adapted]
+        streams[RECOVERED] = [torch.tensor([[r.importance, r.predicted, r.share] for r in rows], dtype=torch.float32)]
+    streams[INDEX] = [_index(delta)]
+    return streams
+
+
+def _parts(delta: Delta, piece: Piece) -> list[Tensor]:
+    name = piece.slot.name
+    if piece.part in "rs":
+        return [delta.scales[name]["rs".index(piece.part)]]
+    if not piece.matrix:
+        return [delta.plain[name]]
+    parts = delta.coded[piece.key].parts
+    return [parts[part] for part in ("mask", "scale", "values") if part in parts]
+
+
+def _index(delta: Delta) -> Tensor:
+    """Ranks, −1 for a dense weight, and flags: which matrices have a mask, and which buffers the task owns."""
+    ranks = [delta.ranks.get(slot.name, -1) for slot in delta.layout.adapted]
+    flags: list[bool] = []
+    for slot in delta.layout.slots:
+        if slot.kind == "buffer":
+            flags.append(slot.name in delta.plain)
+        elif slot.encoded:
+            keys = ("p", "q") if slot.name in delta.scales else ("dense", "")[: 2 if slot.kind == "adapted" else 1]
+            flags += [f"{part}/{slot.name}" in delta.coded and _masked(delta, f"{part}/{slot.name}") for part in keys]
+    packed = codec.pack(torch.tensor(flags, dtype=torch.bool))
+    words = torch.nn.functional.pad(packed, (0, -packed.numel() % 4)).view(torch.int32)
+    return torch.cat([torch.tensor(ranks, dtype=torch.int32), words])
+
+
+def _masked(delta: Delta, key: str) -> bool:
+    return "mask" in delta.coded[key].parts
+
+
+def _raw(tensors: list[Tensor]) -> bytes:
+    return b"".join(
+        tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        for tensor in tensors
+        if tensor.numel()
+    )
+
+
+# ---- reading ----------------------------------------------------------------------------------------------------
+
+
+def load(content: bytes, base: Base, source: str) -> Delta:
+    """Read a task's file and compare it with its base; `source` names the file in errors."""
+    return check(read(content, {base.layout.digest: base.layout}, source), base, source)
+
+
+def read(content: bytes, layouts: Mapping[str, Layout], source: str) -> Delta:
+    """Parse a task's file; `layouts` are those of its store, by their digests."""
     try:
-        tensors = safetensors.torch.load(content)
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        text = header["__metadata__"][METADATA]
+        header, text, data = _split(content)
         facts = json.loads(text)
-        if facts["format"] != FORMAT:
-            raise FormatError(f"{what} has format {facts['format']!r}; this version reads format {FORMAT}")
-        delta = _delta(facts, tensors)
-        # So that what is read can be written again, to the byte: no unknown facts, no NaN, no other spelling.
-        written = json.dumps(delta.metadata(), sort_keys=True, separators=(",", ":"), allow_nan=False)
-        _require(written == text, "its facts are not written as this library writes them")
+        version = facts["format"]
+        if version == format_1.FORMAT:
+            return format_1.read(content, text)
+        if version != FORMAT:
+            raise FormatError(f"{source} has format {version!r}; this version reads formats 1 and {FORMAT}")
+        unknown = facts.keys() - {*REQUIRED, *DEFAULTS}
+        if unknown:
+            raise FormatError(f"it has unknown fields: {', '.join(sorted(unknown)[:3])}; a later version wrote it")
+        facts = {**DEFAULTS, **facts}
+        layout = _layout_of(facts, layouts)
+        delta = _delta(facts, layout, _entries(header, len(data)), data)
+        written = file_size.header(delta.text(layout.fingerprint, layout.digest), delta.entries)
+        require(content.startswith(written), "its header is not written as this library writes it")
         return delta
-    except (DamagedError, FormatError) as error:
-        raise type(error)(f"{what}: {error}" if not str(error).startswith(what) else str(error)) from error
-    except (SafetensorError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
-        raise DamagedError(f"{what} is damaged or not a task's file ({type(error).__name__}: {error})") from error
+    except StoreError as error:
+        message = str(error)
+        raise type(error)(message if message.startswith(source) else f"{source}: {message}") from error
+    except _ERRORS as error:
+        raise DamagedError(f"{source} is damaged or not a task's file ({type(error).__name__}: {error})") from error
 
 
-def _delta(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Delta:
-    classes, names = facts["classes"], facts["class_names"]
-    ranks, columns, shapes = facts["ranks"], facts["columns"], facts["shapes"]
-    _require(isinstance(facts["task"], str) and facts["task"] != "", "its task has no name")
-    _require(_whole(classes, 1), f"it has {classes!r} classes")
-    _require(
-        names is None or (isinstance(names, list) and len(names) == classes and all(isinstance(n, str) for n in names)),
-        "its class names do not fit its classes",
-    )
-    _require(isinstance(facts["base"], str), "its base has no fingerprint")
-    _require(facts["view"] in ("", "mean", "full"), f"its view is {facts['view']!r}")
-    _require(facts["precision"] in PRECISIONS, f"its precision is {facts['precision']!r}")
-    _require(isinstance(facts["how"], dict), "it does not say how it was learned")
-    _require(ranks.keys() == columns.keys(), "ranks and columns name different weights")
-    _require(all(_whole(v, 0) for v in (*ranks.values(), *columns.values())), "a rank or width is not a whole number")
-    _require(
-        all(isinstance(s, list) and s and all(_whole(n, 1) for n in s) for s in shapes.values()), "a shape is not one"
-    )
-    _require(facts["types"].keys() == shapes.keys(), "shapes and types name different weights")
-    _require(all(t in _DTYPES for t in facts["types"].values()), "a type is not a floating one")
-    recovered = {}
-    for name, values in facts["bought"].items():
-        _require(
-            len(values) == 3 and all(_number(v) for v in values), f"the recovered loss of {name} is not three numbers"
+def _split(content: bytes) -> tuple[dict[str, Any], str, bytes]:
+    """The header, its metadata and the tensors' bytes."""
+    length = int.from_bytes(content[:8], "little")
+    require(len(content) >= 8 and length <= len(content) - 8, "its header is longer than the file")
+    header = json.loads(content[8 : 8 + length])
+    require(isinstance(header, dict), "its header is not a mapping")
+    metadata = header.pop("__metadata__")
+    require(metadata.keys() == {METADATA} and isinstance(metadata[METADATA], str), "its metadata are not a task's")
+    return header, metadata[METADATA], content[8 + length :]
+
+
+def _layout_of(facts: Mapping[str, Any], layouts: Mapping[str, Layout]) -> Layout:
+    base, digest = facts["base"], facts["layout"]
+    require(isinstance(base, str) and isinstance(digest, str), "its base has no fingerprint or no layout")
+    if not any(layout.fingerprint == base for layout in layouts.values()):
+        others = ", ".join(f"{layout.fingerprint[:12]}…" for layout in layouts.values()) or "none"
+        raise WrongBaseError(
+            f"it belongs to a base with fingerprint {base[:12]}…, not to {others}; load it with the base it was "
+            "learned on"
         )
-        recovered[name] = Recovered(*map(float, values))
-    left = dict(tensors)
+    if digest not in layouts or layouts[digest].fingerprint != base:
+        raise WrongBaseError(
+            f"its base has the layout {digest[:16]}, not {', '.join(layouts)}: the same weights, but other layers are "
+            "adapted, owned or frozen; load it through its store, or freeze the layers that were frozen"
+        )
+    return layouts[digest]
 
-    def coded(key: str, rows: int, width: int) -> Coded:
-        parts = {part: left.pop(f"{key}.{part}") for part in _PARTS if f"{key}.{part}" in left}
-        _require("values" in parts, f"{key} has no values")
-        return Coded(rows, width, parts)
 
-    scales, matrices = {}, {}
-    for name, rank in ranks.items():
-        scales[name] = (left.pop(f"r/{name}"), left.pop(f"s/{name}"))
-        matrices[f"p/{name}"] = coded(f"p/{name}", rank, scales[name][0].numel())
-        matrices[f"q/{name}"] = coded(f"q/{name}", rank, columns[name])
-    for name, shape in shapes.items():
-        matrices[f"own/{name}"] = coded(f"own/{name}", shape[0], math.prod(shape[1:]))
-    plain = {key.removeprefix("plain/"): left.pop(key) for key in list(left) if key.startswith("plain/")}
-    _require(not left, f"it holds unknown tensors: {', '.join(sorted(left)[:3])}")
+def _entries(header: Mapping[str, Any], size: int) -> dict[str, tuple[TensorEntry, int]]:
+    """The tensors that a header names, each with its beginning: one after the other, and together all of the data."""
+    entries, end = {}, 0
+    for name, facts in header.items():
+        shape, (start, stop) = facts["shape"], facts["data_offsets"]
+        require(facts["dtype"] in DTYPES, f"{name} has an unknown type")
+        require(isinstance(shape, list) and all(is_whole(n, 0, 2**40) for n in shape), f"{name} has a bad shape")
+        entry = TensorEntry(facts["dtype"], tuple(shape))
+        good = is_whole(start) and is_whole(stop) and start == end and stop - start == entry.bytes and stop <= size
+        require(good, f"{name} has offsets that do not fit its shape or the file")
+        entries[name], end = (entry, start), stop
+    require(end == size, f"it holds {size:,} bytes of numbers, its header names {end:,}")
+    return entries
+
+
+def _delta(
+    facts: Mapping[str, Any], layout: Layout, entries: Mapping[str, tuple[TensorEntry, int]], data: bytes
+) -> Delta:
+    description = _description(facts)
+    if not entries:  # the base's own task
+        return Delta(**described(description), layout=layout)
+    reading = _Reading(entries, data)
+    index = reading.whole(INDEX)
+    require(index.dtype == torch.int32 and index.numel() == file_size.index_length(layout), "its index is too short")
+    ranks = _ranks(index[: len(layout.adapted)].tolist(), layout, description)
+    masked, buffers = _flags(index[len(layout.adapted) :], layout, ranks)
+    recovered = reading.recovered(layout)
+    scales: dict[str, list[Tensor]] = {}
+    coded, plain = {}, {}
+    for piece in file_size.pieces(layout, description, ranks, buffers):
+        if piece.matrix:
+            coded[piece.key] = reading.matrix(piece, piece.key in masked, description.precision == "int8")
+        elif piece.part == "plain":
+            plain[piece.slot.name] = reading.tensor(piece.dtype, piece.shape, piece.key)
+        else:
+            scales.setdefault(piece.slot.name, []).append(reading.tensor(piece.dtype, piece.shape, piece.key))
+    probe, statistics = reading.named("probe/"), reading.named("statistics/")
+    reading.finish()
+    require(not probe or "outputs" in probe, "its probe has no outputs")
     return Delta(
-        task=facts["task"],
-        classes=classes,
-        base=facts["base"],
-        scales=scales,
-        coded=matrices,
-        shapes={name: tuple(shape) for name, shape in shapes.items()},
-        dtypes={name: _DTYPES[facts["types"][name]] for name in shapes},
+        **described(description),
+        layout=layout,
+        scales={name: (r, s) for name, (r, s) in scales.items()},
+        coded=coded,
         plain=plain,
         recovered=recovered,
+        probe=probe,
+        statistics=statistics,
+    )
+
+
+def _description(facts: Mapping[str, Any]) -> Description:
+    classes, names, objective, parents = (facts[n] for n in ("classes", "class_names", "objective", "parents"))
+    require(isinstance(facts["task"], str) and facts["task"] != "", "its task has no name")
+    require(is_whole(classes, 1, 2**40), f"it has {classes!r} classes")
+    named = isinstance(names, list) and len(names) == classes and all(isinstance(n, str) for n in names)
+    require(names is None or named, "its class names do not fit its classes")
+    require(facts["view"] in ("", "mean", "full"), f"its view is {facts['view']!r}")
+    require(facts["precision"] in PRECISIONS, f"its precision is {facts['precision']!r}")
+    require(facts["autocast"] in _AUTOCAST, f"its forward passes are in {facts['autocast']!r}")
+    require(isinstance(objective, dict) and isinstance(objective.get("name"), str), "its objective has no name")
+    hashes = isinstance(parents, list) and all(isinstance(p, str) and _DIGEST.fullmatch(p) for p in parents)
+    require(hashes, "its parents are not content hashes")
+    require(isinstance(facts["provenance"], dict), "its provenance is not a mapping")
+    return Description(
+        task=facts["task"],
+        classes=classes,
+        class_names=None if names is None else tuple(names),
         view=facts["view"],
         precision=facts["precision"],
-        class_names=None if names is None else tuple(names),
-        provenance=facts["how"],
+        objective=objective,
+        autocast=facts["autocast"],
+        parents=tuple(parents),
+        provenance=facts["provenance"],
     )
 
 
-def check(delta: Delta, base: Base, what: str) -> Delta:
-    """Hold a delta against a base and return it on the base's device with its roles, or raise."""
-    if delta.base != base.fingerprint:
-        raise WrongBaseError(
-            f"{what} belongs to a base with fingerprint {delta.base[:12]}…, not to {base.fingerprint[:12]}…; "
-            "load it with the base it was learned on"
-        )
-    plan, weights = base.plan, dict(base.module.named_parameters())
-    try:
-        if delta.is_base:
-            _require(delta.classes == base.task.classes, "its classes are not those of the base's head")
-            return delta
-        adapted = plan.named("adapted")
-        small = {n for n, t in plan.named("owned").items() if t.role == "weight"}
-        _require(delta.scales.keys() <= adapted.keys(), "it adapts weights that the model does not adapt")
-        _require(
-            delta.shapes.keys() == (adapted.keys() - delta.scales.keys()) | small,
-            "weights that are neither adapted nor owned, or both",
-        )
-        for name, (r, s) in delta.scales.items():
-            _check_factors(delta, name, r, s, weights[name])
-        for name, shape in delta.shapes.items():
-            _require(shape == tuple(weights[name].shape), f"{name} has shape {shape}")
-            _require(delta.dtypes[name] == weights[name].dtype, f"{name} has type {delta.dtypes[name]}")
-            _check_coded(delta.coded[f"own/{name}"], f"own/{name}", delta.precision, weights[name].dtype)
-        _check_plain(delta, base)
-    except DamagedError as error:
-        raise DamagedError(f"{what}: {error}") from error
-    return _placed(delta, base)
+def _ranks(numbers: list[int], layout: Layout, description: Description) -> dict[str, int]:
+    ranks = {}
+    for slot, rank in zip(layout.adapted, numbers, strict=True):
+        most = min(slot.shape[0], slot.columns(description.view))
+        require(rank <= most, f"{slot.name} has rank {rank}, above {most}")
+        require(rank >= -1, f"{slot.name} has rank {rank}, below 0")
+        if rank >= 0:
+            ranks[slot.name] = rank
+    return ranks
 
 
-def _check_factors(delta: Delta, name: str, r: Tensor, s: Tensor, weight: Tensor) -> None:
-    rows, inputs = weight.shape[:2]
-    p, q = delta.coded[f"p/{name}"], delta.coded[f"q/{name}"]
-    _check_tensor(r, f"r of {name}", (rows,), weight.dtype)
-    _check_tensor(s, f"s of {name}", (inputs,), weight.dtype)
-    _require(q.columns in (inputs, weight[0].numel()), f"{name} has {q.columns} columns")
-    _require(q.rows <= min(rows, q.columns), f"{name} has rank {q.rows}, above {min(rows, q.columns)}")
-    for key, matrix in (("p", p), ("q", q)):
-        _check_coded(matrix, f"{key}/{name}", delta.precision, weight.dtype)
+def _flags(words: Tensor, layout: Layout, ranks: Mapping[str, int]) -> tuple[set[str], set[str]]:
+    """The keys of matrices with a mask, and the names of buffers that the task owns."""
+    bits: list[bool] = codec.unpack(words.view(torch.uint8), 32 * words.numel()).tolist()
+    masked, buffers, position = set(), set(), 0
+
+    def flag() -> bool:
+        nonlocal position
+        position += 1
+        return bits[position - 1]
+
+    for slot in layout.slots:
+        if slot.kind == "buffer" and flag():
+            buffers.add(slot.name)
+        elif slot.encoded:
+            parts = ("p", "q") if slot.name in ranks else ("dense",)
+            masked |= {f"{part}/{slot.name}" for part in parts if flag()}
+            unused = slot.kind == "adapted" and len(parts) == 1 and flag()
+            require(not unused, f"{slot.name} has a flag without a matrix")
+    require(not any(bits[position:]), "its index has flags without a meaning")
+    return masked, buffers
 
 
-def _check_coded(matrix: Coded, key: str, precision: str, dtype: torch.dtype) -> None:
-    values, scale, mask = (matrix.parts.get(part) for part in _PARTS)
-    assert values is not None  # parse saw to it
-    wanted = {"float32": dtype, "bfloat16": torch.bfloat16, "int8": torch.int8}[precision]
-    entries = matrix.rows * matrix.columns
-    if mask is None:
-        _check_tensor(values, key, (matrix.rows, matrix.columns), wanted)
-    else:
-        _require(mask.dim() == 1, f"{key} has a mask of shape {tuple(mask.shape)}")
-        _check_tensor(values, key, (int(unpack(mask, entries).sum()),), wanted)
-    _require((scale is not None) == (precision == "int8"), f"{key} has scales that do not fit {precision}")
-    if scale is not None:
-        _check_tensor(scale, f"scale of {key}", (matrix.rows,), torch.float32)
+class _Reading:
+    """The tensors of a file, each read from its beginning to its end."""
+
+    def __init__(self, entries: Mapping[str, tuple[TensorEntry, int]], data: bytes) -> None:
+        self._tensors = {name: _tensor(entry, data, start) for name, (entry, start) in entries.items()}
+        self._position = dict.fromkeys(DTYPES, 0)
+
+    def whole(self, name: str) -> Tensor:
+        """A tensor with a name of its own."""
+        require(name in self._tensors, f"it has no tensor {name!r}")
+        return self._tensors.pop(name)
+
+    def named(self, prefix: str) -> dict[str, Tensor]:
+        """The tensors whose names begin with a prefix, by the rest of their names."""
+        names = [name for name in self._tensors if name.startswith(prefix)]
+        require(len(names) <= _MOST_EXTRA, f"it has {len(names)} tensors {prefix}…")
+        tensors = {name.removeprefix(prefix): self._tensors.pop(name) for name in sorted(names)}
+        require(all(_NAME.fullmatch(name) for name in tensors), f"it has a tensor {prefix}… with a strange name")
+        finite = all(bool(t.isfinite().all()) for t in tensors.values() if t.is_floating_point())
+        require(finite, f"a tensor {prefix}… holds NaN or infinity")
+        return tensors
+
+    def recovered(self, layout: Layout) -> dict[str, Recovered]:
+        """What the allocation predicted, if the file has it."""
+        if RECOVERED not in self._tensors:
+            return {}
+        numbers = self.whole(RECOVERED)
+        require(numbers.dtype == torch.float32, "what it recovered is not float32")
+        require(numbers.numel() == 3 * len(layout.adapted), "what it recovered is not three numbers for each weight")
+        require(bool(numbers.isfinite().all()), "what it recovered is not finite")
+        rows = numbers.reshape(-1, 3).tolist()
+        return {slot.name: Recovered(*row) for slot, row in zip(layout.adapted, rows, strict=True)}
+
+    def tensor(self, dtype: str, shape: tuple[int, ...], key: str) -> Tensor:
+        """The next tensor among the numbers of a type."""
+        start, count = self._position[dtype], math.prod(shape)
+        stream = self._tensors.get(dtype)
+        held = 0 if stream is None else stream.numel() - start
+        require(count <= held, f"{key} needs {count} more numbers of type {dtype}, the file has {held}")
+        self._position[dtype] = start + count
+        return torch.empty(shape, dtype=DTYPES[dtype]) if stream is None else stream[start : start + count].view(shape)
+
+    def matrix(self, piece: Piece, masked: bool, scaled: bool) -> Coded:
+        """The next matrix: its mask, the scales of its rows and its entries, whichever it has."""
+        rows, columns = piece.shape
+        parts: dict[str, Tensor] = {}
+        shape: tuple[int, ...] = piece.shape
+        if masked:
+            parts["mask"] = self.tensor("U8", ((rows * columns + 7) // 8,), f"mask of {piece.key}")
+            present = codec.unpack(parts["mask"], rows * columns)
+            require(bool((codec.pack(present) == parts["mask"]).all()), f"{piece.key} has a mask with stray bits")
+            shape = (int(present.sum()),)
+        if scaled:
+            parts["scale"] = self.tensor("F32", (rows,), f"scale of {piece.key}")
+        parts["values"] = self.tensor(piece.dtype, shape, piece.key)
+        return Coded(rows, columns, parts)
+
+    def finish(self) -> None:
+        """Refuse a file with numbers that nothing has read."""
+        for name, tensor in self._tensors.items():
+            require(name in DTYPES, f"it holds an unknown tensor {name!r}")
+            left = tensor.numel() - self._position[name]
+            require(left == 0, f"it holds {left} numbers of type {name} too many")
 
 
-def _check_plain(delta: Delta, base: Base) -> None:
-    plan, buffers = base.plan, dict(base.module.named_buffers())
-    owned = {n for n, t in plan.named("owned").items() if n not in delta.shapes}
-    missing = owned - delta.plain.keys()
-    _require(not missing, f"it lacks {', '.join(sorted(missing)[:3])}")
-    tensors = base.tensors
-    for name, tensor in delta.plain.items():
-        _require(name in owned or name in buffers, f"it holds {name}, which is not the task's to own")
-        shape, dtype = tuple(tensors[name].shape), tensors[name].dtype
-        if plan.role(name) == "head" and name not in buffers:
-            shape = (delta.classes, *shape[1:])
-        # A buffer holds what the model puts there: placeholders may well be NaN.
-        _check_tensor(tensor, name, shape, dtype, finite=name not in buffers)
-
-
-def _check_tensor(tensor: Tensor, what: str, shape: tuple[int, ...], dtype: torch.dtype, finite: bool = True) -> None:
-    _require(tuple(tensor.shape) == shape, f"{what} has shape {tuple(tensor.shape)}, expected {shape}")
-    _require(tensor.dtype == dtype, f"{what} has type {tensor.dtype}, expected {dtype}")
-    if finite and tensor.is_floating_point():
-        _require(bool(tensor.isfinite().all()), f"{what} holds NaN or infinity")
-
-
-def _placed(delta: Delta, base: Base) -> Delta:
-    # Copies, because the last bits of a product may depend on how its factors lie in memory: a file's tensors begin
-    # anywhere and have their channels first, those that were trained begin at multiples of 64 and may not.
-    def place(tensor: Tensor) -> Tensor:
-        tensor = tensor.to(base.device, copy=True)
-        last = base.channels_last and tensor.dim() == 4
-        return tensor.contiguous(memory_format=torch.channels_last) if last else tensor
-
-    return replace(
-        delta,
-        scales={n: (place(r), place(s)) for n, (r, s) in delta.scales.items()},
-        coded={
-            key: Coded(c.rows, c.columns, {part: place(t) for part, t in c.parts.items()})
-            for key, c in delta.coded.items()
-        },
-        plain={n: place(t) for n, t in delta.plain.items()},
-        roles={n: base.plan.role(n) for n in (*delta.plain, *delta.shapes)},
-    )
-
-
-def _whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**40
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _require(good: bool, problem: str) -> None:
-    if not good:
-        raise DamagedError(problem)
+def _tensor(entry: TensorEntry, data: bytes, start: int) -> Tensor:
+    if not entry.bytes:
+        return torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
+    raw = bytearray(data[start : start + entry.bytes])  # its own memory: aligned, and not the caller's
+    tensor = torch.frombuffer(raw, dtype=torch.uint8)
+    require(entry.dtype != "BOOL" or int(tensor.max()) <= 1, "a truth value is neither 0 nor 1")
+    return tensor.view(DTYPES[entry.dtype]).reshape(entry.shape)

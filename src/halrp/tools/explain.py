@@ -1,8 +1,8 @@
 """What the library would do with a model, before anything is trained: the first thing to run on a new one.
 
-`explain` tells for every parameter whether a task adapts it, owns it or shares it, and why; what one rank of it costs;
-and what a task costs before it has bought a single rank. That last number is the smallest budget a task can have. A
-model that cannot be learned on is explained too: what is wrong with it stands in rows of their own.
+`explain` shows for every parameter whether a task adapts it, owns it or shares it, and why; what one rank of it costs;
+and what a task costs before its first rank. That last number is the smallest budget a task can have. A model that
+cannot be learned on is explained too: what is wrong with it has rows of its own.
 
 An adapted weight W (J, I, *kernel) has scales r (J,) and s (I,), and each rank is a column of p (J,) and a row of q.
 That row has I entries, or I·K for a convolution that keeps its K kernel positions: two views, two prices.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -21,20 +21,23 @@ from torch.nn.parameter import is_lazy
 
 from halrp._version import __version__
 from halrp.errors import SettingError
+from halrp.method.budget import smallest_bytes
 from halrp.method.method import Halrp
+from halrp.method.protocols import Allocator
 from halrp.model.codec import PRECISIONS, Precision
 from halrp.model.costs import weight_costs
-from halrp.model.delta import Delta
-from halrp.model.factors import Factors
+from halrp.model.description import Description
+from halrp.model.file_size import planned_bytes
 from halrp.model.layers.registry import family_for
+from halrp.model.layout import Layout
 from halrp.model.plan import ParameterPlan, Plan, Problem, Role, examine
 from halrp.provenance import describe
 from halrp.training.recipe import Recipe
 
 MODEL = "(model)"
 """The name of a row about the model as a whole."""
-_NAME = "n" * 40
-"""Stands for the name of a task when the header of its file is measured."""
+NAME = "n" * 40
+"""Stands for the name of a task when the size of its file is computed."""
 _PLURALS = {"weight": "small weights", "bias": "biases", "norm": "norms", "other": "others", "buffer": "buffers"}
 
 
@@ -71,7 +74,8 @@ class Explanation:
     fixed: Mapping[str, int]
     """Bytes that a task pays before its first rank, by what they pay for; empty if the model is refused.
 
-    "header" is a bound: names, shapes and settings in a task's file, for the default recipe and a name of 40 letters.
+    "header" is all else in a task's file: ranks, settings and provenance, for the default method and recipe, a name of
+    40 letters and no class names.
     """
 
     @property
@@ -157,20 +161,20 @@ def explain(model: nn.Module, head: str | None = None, precision: Precision = "f
     if isinstance(model, torch.jit.ScriptModule):
         rows: tuple[Row, ...] = ()
     else:
-        rows = (*_parameter_rows(model, plan, problems), *_buffer_rows(model, plan))
+        rows = (*_parameter_rows(model, plan, problems, precision), *_buffer_rows(model, plan))
     whole = tuple(Row(MODEL, "refused", str(problem.error)) for problem in problems if not problem.names)
     fixed = {} if problems else _fixed(model, plan, rows, precision)
     return Explanation(whole + rows, plan.head, precision, fixed)
 
 
-def _parameter_rows(model: nn.Module, plan: Plan, problems: Sequence[Problem]) -> Iterable[Row]:
+def _parameter_rows(model: nn.Module, plan: Plan, problems: Sequence[Problem], precision: Precision) -> Iterable[Row]:
     faults: dict[str, list[str]] = {}
     for problem in problems:
         for name in problem.names:
             faults.setdefault(name, []).append(str(problem.error))
     for name, parameter in model.named_parameters():
         if name not in faults:
-            yield _row(plan.parameters[name], parameter.element_size())
+            yield _row(plan.parameters[name], parameter.element_size(), precision)
         elif is_lazy(parameter):
             yield Row(name, "refused", "; ".join(faults[name]))
         else:
@@ -178,22 +182,22 @@ def _parameter_rows(model: nn.Module, plan: Plan, problems: Sequence[Problem]) -
             yield Row(name, "refused", "; ".join(faults[name]), shape=shape, parameters=entries)
 
 
-def _row(treatment: ParameterPlan, element: int) -> Row:
-    """The row of a parameter that can be treated, whose entries have `element` bytes."""
-    shape = treatment.shape
+def _row(parameter: ParameterPlan, element: int, precision: Precision) -> Row:
+    """The row of a parameter whose entries have `element` bytes."""
+    shape = parameter.shape
     entries = math.prod(shape)
     common: dict[str, Any] = {
-        "name": treatment.name,
-        "treatment": treatment.kind,
-        "why": treatment.reason,
-        "role": treatment.role,
+        "name": parameter.name,
+        "treatment": parameter.kind,
+        "why": parameter.reason,
+        "role": parameter.role,
         "shape": shape,
         "parameters": entries,
     }
-    if treatment.kind == "adapted":
+    if parameter.kind == "adapted":
         costs = {
-            view: {precision: weight_costs(shape, width, precision, element) for precision in PRECISIONS}
-            for view, width in (treatment.widths or {}).items()
+            view: {p: weight_costs(shape, width, p, element) for p in PRECISIONS}
+            for view, width in (parameter.widths or {}).items()
         }
         return Row(
             **common,
@@ -202,7 +206,11 @@ def _row(treatment: ParameterPlan, element: int) -> Row:
             },
             scale_bytes=costs["full"]["float32"].scales.bytes,
         )
-    return Row(**common, fixed_bytes=entries * element if treatment.kind == "owned" else 0)
+    if parameter.kind == "shared":
+        return Row(**common)
+    small = parameter.role == "weight" and len(shape) > 1
+    size = weight_costs(shape, 0, precision, element).dense.bytes if small else entries * element
+    return Row(**common, fixed_bytes=size)
 
 
 def _buffer_rows(model: nn.Module, plan: Plan) -> Iterable[Row]:
@@ -222,48 +230,37 @@ def _buffer_rows(model: nn.Module, plan: Plan) -> Iterable[Row]:
 
 
 def _fixed(model: nn.Module, plan: Plan, rows: Iterable[Row], precision: Precision) -> dict[str, int]:
-    """What a task pays before its first rank: sums over the rows, and the header of its file."""
-    found: dict[str, int] = {}
-    scales = 0
+    """What a task costs before its first rank: sums over the rows, and the rest of its file."""
+    costs: dict[str, int] = {}
     for row in rows:
-        scales += row.scale_bytes
         if row.fixed_bytes and row.role is not None:
-            found[row.role] = found.get(row.role, 0) + row.fixed_bytes
-    return found | {"scales": scales, "header": _header_bytes(model, plan, rows, precision)}
+            costs[row.role] = costs.get(row.role, 0) + row.fixed_bytes
+    costs["scales"] = sum(row.scale_bytes for row in rows)
+    return costs | {"header": _file_bytes(model, plan, rows, precision) - sum(costs.values())}
 
 
-def _header_bytes(model: nn.Module, plan: Plan, rows: Iterable[Row], precision: Precision) -> int:
-    """A bound on what is not tensors in a task's file, measured on a task that has bought nothing."""
+def _file_bytes(model: nn.Module, plan: Plan, rows: Iterable[Row], precision: Precision) -> int:
+    """The exact size of the file of a task without a component, which is the smallest budget."""
     tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    layout = Layout.of("0" * 64, plan, tensors)
+    buffers = {row.name for row in rows if row.treatment == "owned"}
 
-    def ones(name: str, *shape: int) -> Tensor:
-        return torch.ones(shape, dtype=tensors[name].dtype)  # on the CPU, wherever the model lies
+    def file_bytes(ranks: Mapping[str, int], budget: Allocator) -> int:
+        description = Description(
+            task=NAME,
+            classes=len(tensors[f"{plan.head}.weight"]),
+            view="mean",
+            precision=precision,
+            provenance={
+                "halrp": __version__,
+                "method": describe(replace(Halrp.budget(precision=precision), allocate=budget)),
+                "recipe": describe(Recipe()),
+                "seed": 0,
+            },
+        )
+        return planned_bytes(description, layout, ranks, buffers)
 
-    factors, owned = {}, {}
-    for row in rows:
-        shape = row.shape or ()
-        if row.treatment == "adapted":
-            j, i = shape[:2]
-            factors[row.name] = Factors(*(ones(row.name, *part) for part in ((j,), (i,), (j, 0), (0, i))))
-        elif row.treatment == "owned":
-            owned[row.name] = ones(row.name, *shape)
-    empty = Delta.pack(
-        task=_NAME,
-        classes=len(tensors[f"{plan.head}.weight"]),
-        base="0" * 64,
-        factors=factors,
-        owned=owned,
-        roles={name: plan.role(name) for name in owned},
-        view="mean",
-        precision=precision,
-        provenance={
-            "halrp": __version__,
-            "method": describe(Halrp.budget(precision=precision)),
-            "recipe": describe(Recipe()),
-            "seed": 0,
-        },
-    )
-    return empty.header_bound()
+    return smallest_bytes(file_bytes, plan.named("adapted"))
 
 
 def _distinct(row: Row, precision: Precision) -> list[int]:

@@ -7,15 +7,17 @@ from typing import Any
 
 from halrp.model.delta import Delta
 from halrp.store import task_file
-from halrp.store.store import Entry, Store
+from halrp.store.manifest import Entry
+from halrp.store.store import Store
 
 
 def summary(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a store's manifest and task files; the base is not read."""
     store = Store(folder)
     manifest = store.manifest()
+    layouts = store.layouts(manifest)
     tasks = [
-        _task(name, entry, task_file.parse(store.content(entry), str(store.folder / entry.file)))
+        _task(name, entry, task_file.read(store.content(entry), layouts, str(store.folder / entry.file)))
         for name, entry in manifest.tasks.items()
     ]
     return {
@@ -43,7 +45,7 @@ def _task(name: str, entry: Entry, delta: Delta) -> dict[str, Any]:
         "view": delta.view,
         "precision": delta.precision,
         "ranks": delta.ranks,
-        "dense": [weight for weight in delta.shapes if weight in delta.recovered],
+        "dense": [weight for weight in delta.dense if weight in delta.recovered],
         "predicted_loss": predicted,
         "recovered_loss": recovered,
         "layers": {

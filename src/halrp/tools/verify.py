@@ -1,6 +1,6 @@
-"""Whether every file of a store is what was committed. Nothing is trusted, changed, or allowed to stop the reading.
+"""Whether every file of a store is what was committed. Nothing is trusted or changed, and no error ends the reading.
 
-Reading a store for use stops at its first damaged file. Here each file gets a finding of its own, so that one look
+Reading a store for use stops at its first damaged file. Here each file gets a finding of its own, so that one report
 shows what must be restored. A file's name holds a part of its checksum, so files are checked even if the manifest is
 lost.
 """
@@ -23,16 +23,18 @@ from halrp.errors import DamagedError, HalrpError, StoreError
 from halrp.model import views
 from halrp.model.base import Base
 from halrp.model.delta import Delta
+from halrp.model.layout import Layout
 from halrp.model.plan import plan
 from halrp.store import atomic, task_file
-from halrp.store.store import Manifest, Store
+from halrp.store.manifest import Manifest
+from halrp.store.store import Store
 
-_NAMED = re.compile(r"(base|tasks/.+)-([0-9a-f]{16})\.safetensors")
+_NAMED = re.compile(r"(base|layout|tasks/.+)-([0-9a-f]{16})\.(?:safetensors|json)")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found out about one file."""
+    """The state of one file."""
 
     file: str
     """Relative to the store."""
@@ -42,48 +44,54 @@ class Finding:
 
 
 def verify(folder: str | os.PathLike[str], model: nn.Module | None = None) -> tuple[Finding, ...]:
-    """Read every file of a store and tell what is wrong with each; with a model, also whether its shapes fit."""
+    """Read every file of a store and report what is wrong with each; with a model, also whether its shapes fit."""
     store = Store(folder)
     if not store.folder.is_dir():
         raise StoreError(f"{store.folder} is not a folder; name the folder that a learner saved to")
     present = sorted(path.relative_to(store.folder).as_posix() for path in _walk(store.folder))
     if not store.exists() and not any(_NAMED.fullmatch(name) for name in present):
-        store.manifest()  # says that this is no store
+        store.manifest()  # raises: this is no store
     return tuple(_Reading(store, model).findings(present))
 
 
 class _Reading:
-    """One pass over a store, and what it has learned so far."""
+    """One pass over a store, and what it has read so far."""
 
     def __init__(self, store: Store, model: nn.Module | None) -> None:
         self.store, self.model = store, model
         self.manifest: Manifest | None = None
         self.fingerprint: str | None = None
-        """Of the base: as the manifest says, or else as its file has."""
+        """Of the base: from the manifest, or else from its file."""
         self.base: Base | None = None
         """If there is a model that fits."""
         self.buffers = frozenset(name for name, _ in model.named_buffers()) if model is not None else frozenset()
         """What may hold any number: placeholders may well be NaN."""
+        self.layouts: dict[str, Layout] = {}
+        """Of the base, by digest; those that could be read."""
 
     def findings(self, present: list[str]) -> Iterator[Finding]:
         """The manifest first, then the base, then tasks in order, then what nothing names."""
         yield self._finding("manifest.json", self._check_manifest)
         if self.manifest is not None:
             bases, tasks = [self.manifest.base.file], {e.file: n for n, e in self.manifest.tasks.items()}
+            layouts = [entry.file for entry in self.manifest.layouts.values()]
         else:
             named = [name for name in present if _NAMED.fullmatch(name)]
             bases = [name for name in named if name.startswith("base-")]
-            tasks = dict.fromkeys([name for name in named if name not in bases], "")
+            layouts = [name for name in named if name.startswith("layout-")]
+            tasks = dict.fromkeys([name for name in named if name.startswith("tasks/")], "")
         for file in bases:
             yield self._finding(file, partial(self._check_base, file))
+        for file in layouts:
+            yield self._finding(file, partial(self._check_layout, file))
         for file, name in tasks.items():
             yield self._finding(file, partial(self._check_task, file, name))
         for file in present:
-            if file in ("manifest.json", "lock") or file in bases or file in tasks:
+            if file in ("manifest.json", "lock", *bases, *layouts) or file in tasks:
                 continue
             if file.startswith("work/") and not file.endswith(atomic.TEMPORARY):
                 yield Finding(
-                    file, "unfinished", "where an interrupted task stood; learning the task again goes on there"
+                    file, "unfinished", "checkpoint of an interrupted task; learning the task again resumes it"
                 )
             else:
                 yield Finding(file, "orphan", "no commit names it")
@@ -103,7 +111,7 @@ class _Reading:
 
     def _content(self, file: str) -> bytes:
         if self.manifest is not None:
-            entries = (self.manifest.base, *self.manifest.tasks.values())
+            entries = (self.manifest.base, *self.manifest.layouts.values(), *self.manifest.tasks.values())
             return self.store.content(next(entry for entry in entries if entry.file == file))
         content, match = atomic.read(self.store.folder / file), _NAMED.fullmatch(file)
         if match is None or not atomic.checksum(content).startswith(match[2]):
@@ -124,15 +132,22 @@ class _Reading:
         self.base = self.store.read_base(like)
         return f"{note}, fits the model"
 
-    def _refuse(self, names: list[str], what: str) -> None:
+    def _check_layout(self, file: str) -> str:
+        layout = Layout.parse(self._content(file), str(self.store.folder / file))
+        if self.fingerprint is not None and layout.fingerprint != self.fingerprint:
+            raise DamagedError(f"it belongs to a base {layout.fingerprint[:12]}…, not to {self.fingerprint[:12]}…")
+        self.layouts[layout.digest] = layout
+        return f"what tasks may own: {len(layout.slots)} tensors"
+
+    def _refuse(self, names: list[str], problem: str) -> None:
         wrong = [name for name in names if name not in self.buffers]
         if wrong:
             hint = "" if self.model is not None else "; if it is a buffer and meant to, give the model"
-            raise DamagedError(f"{what} in {', '.join(wrong[:3])}{hint}")
+            raise DamagedError(f"{problem} in {', '.join(wrong[:3])}{hint}")
 
     def _check_task(self, file: str, name: str) -> str:
-        what = str(self.store.folder / file)
-        delta = task_file.parse(self._content(file), what)
+        source = str(self.store.folder / file)
+        delta = task_file.read(self._content(file), self.layouts, source)
         if name and delta.task != name:
             raise DamagedError(f"it holds the task {delta.task!r}, not {name!r}")
         if self.fingerprint is not None and delta.base != self.fingerprint:
@@ -140,10 +155,10 @@ class _Reading:
         self._refuse(_not_finite(delta), "NaN or infinity")
         fits = ""
         if self.base is not None:
-            task_file.check(delta, self.base, what)
+            task_file.check(delta, self.base, source)
             fits = ", fits the model"
         elif self.model is not None:
-            fits = ", not held against the model: the base cannot be used"
+            fits = ", not compared with the model: the base cannot be used"
         return f"task {delta.task!r}, {delta.classes} classes{fits}"
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from halrp.errors import DamagedError
 from halrp.store import atomic
+from halrp.store.tensors import copy_of
 
 
 class Checkpoints:
@@ -38,7 +39,7 @@ class Checkpoints:
         """Save the state of a stage, in place of an earlier one; `facts` are JSON values."""
         self._saved = time.monotonic()
         text = json.dumps({"key": self.key, "stage": stage, **facts}, sort_keys=True)
-        content = safetensors.torch.save({n: atomic.copy_of(t) for n, t in tensors.items()}, {"facts": text})
+        content = safetensors.torch.save({n: copy_of(t) for n, t in tensors.items()}, {"facts": text})
         atomic.write(self._path(stage), atomic.checksum(content).encode() + content, durable=False)
 
     def load(self, stage: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:

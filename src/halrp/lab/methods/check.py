@@ -26,7 +26,7 @@ from halrp.lab import methods
 from halrp.lab.methods.protocol import Context, Method, Size, State
 from halrp.lab.methods.tiny import tiny_context, tiny_tasks
 from halrp.lab.streams import Task
-from halrp.store import atomic
+from halrp.store.tensors import copy_of
 
 __all__ = ["ITEMS", "MethodCheckFailed", "Report", "check_method"]
 
@@ -328,7 +328,7 @@ ITEMS: tuple[Callable[[_Bench], Iterator[str]], ...] = (
 
 def kept(state: State) -> tuple[bytes, str]:
     """A state as files hold it: tensors as safetensors, values as JSON."""
-    tensors = {name: atomic.copy_of(tensor) for name, tensor in state.tensors.items()}
+    tensors = {name: copy_of(tensor) for name, tensor in state.tensors.items()}
     return safetensors.torch.save(tensors), json.dumps(state.values)
 
 

@@ -114,4 +114,8 @@ class HalrpMethod(Method):
 
 def _content(folder: Path) -> list[Path]:
     """The files that a store has committed."""
-    return [folder / "manifest.json", *folder.glob("base-*"), *folder.glob("tasks/*")] if folder.is_dir() else []
+    return (
+        [folder / "manifest.json", *folder.glob("base-*"), *folder.glob("layout-*"), *folder.glob("tasks/*")]
+        if folder.is_dir()
+        else []
+    )

@@ -33,6 +33,7 @@ from halrp.lab.run import memory
 from halrp.lab.run.cell import Cell
 from halrp.lab.run.environment import environment
 from halrp.store import atomic
+from halrp.store.tensors import copy_of
 from halrp.training.progress import Notify, Progress
 
 __all__ = [
@@ -247,7 +248,7 @@ class RunState:
         """Write rows and the method's state, in place of earlier ones."""
         state = method.state()
         metadata = json.dumps({"cell": self.cell.canonical(), "rows": rows, "facts": state.values})
-        content = safetensors.torch.save({n: atomic.copy_of(t) for n, t in state.tensors.items()}, {"facts": metadata})
+        content = safetensors.torch.save({n: copy_of(t) for n, t in state.tensors.items()}, {"facts": metadata})
         atomic.write(self.path, content, durable=False)
         for folder in self.work.glob("*"):  # checkpoints of the task just learned; HALRP's store deletes its own
             if folder.name != "store":

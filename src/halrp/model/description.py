@@ -1,0 +1,77 @@
+"""All of a task that is not a tensor, and its text in the task's file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any
+
+from halrp.model.codec import Precision
+
+FORMAT = 2
+"""The version of task files."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Description:
+    """What a task is and how it was learned: plain JSON values."""
+
+    task: str
+    classes: int
+    class_names: tuple[str, ...] | None = None
+    view: str = ""
+    """How convolutions were decomposed: "mean" over their kernels, or "full"."""
+    precision: Precision = "float32"
+    """How factors and dense weights are written."""
+    objective: Mapping[str, Any] = field(default_factory=lambda: {"name": "classification"})
+    """What the outputs mean: a name, and settings."""
+    autocast: str | None = None
+    """The precision of forward passes, such as "bfloat16"; None is that of the model."""
+    parents: tuple[str, ...] = ()
+    """Content hashes of the tasks that this one started from."""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    """How the task was learned: version, method, recipe and seed."""
+
+    def __post_init__(self) -> None:
+        """Make the mappings read-only."""
+        for name in ("objective", "provenance"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+
+    def text(self, base: str, layout: str) -> str:
+        """The description in a file of a base with this fingerprint and layout; defaults are left out."""
+        values = {
+            "format": FORMAT,
+            "task": self.task,
+            "classes": self.classes,
+            "class_names": None if self.class_names is None else list(self.class_names),
+            "base": base,
+            "layout": layout,
+            "view": self.view,
+            "precision": self.precision,
+            "objective": dict(self.objective),
+            "autocast": self.autocast,
+            "parents": list(self.parents),
+            "provenance": dict(self.provenance),
+        }
+        stored = {name: value for name, value in values.items() if name not in DEFAULTS or value != DEFAULTS[name]}
+        return json.dumps(stored, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+DEFAULTS: dict[str, Any] = {
+    "class_names": None,
+    "view": "",
+    "precision": "float32",
+    "objective": {"name": "classification"},
+    "autocast": None,
+    "parents": [],
+    "provenance": {},
+}
+"""What a file means that leaves a value out."""
+REQUIRED = ("format", "task", "classes", "base", "layout")
+
+
+def described(part: Description) -> dict[str, Any]:
+    """The fields of a description, to make another of."""
+    return {f.name: getattr(part, f.name) for f in fields(Description)}

@@ -1,0 +1,136 @@
+"""Where everything stands in a task's file, and the exact size of that file before anything is serialised.
+
+A file is a safetensors file: 8 bytes that give the length of a JSON header, the header, and tensors. All numbers of one
+type stand in one flat tensor, in the order of the base's layout (`docs/format.md`). `store/task_file.py` writes and
+reads them; here they are only counted, so that budgets can use the exact size.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
+
+from halrp.model.codec import Precision
+from halrp.model.description import Description
+from halrp.model.layout import DTYPES, Layout, Slot
+
+METADATA = "halrp"
+"""The one key of a file's metadata; its value is JSON."""
+INDEX, RECOVERED = "index", "recovered"
+"""Names of the tensors that hold ranks and flags, and what the allocation predicted."""
+
+
+class Piece(NamedTuple):
+    """A stretch of numbers in a file: a plain tensor, or a matrix that may be written without its zeros."""
+
+    part: str
+    """r, s, p, q or dense of a weight, or plain."""
+    slot: Slot
+    shape: tuple[int, ...]
+    dtype: str
+    """Of the numbers as they are written."""
+    matrix: bool = False
+
+    @property
+    def key(self) -> str:
+        """A name for the piece."""
+        return f"{self.part}/{self.slot.name}"
+
+
+class TensorEntry(NamedTuple):
+    """A tensor in a file's header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of its numbers."""
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+
+def pieces(
+    layout: Layout, description: Description, ranks: Mapping[str, int], buffers: Collection[str]
+) -> Iterator[Piece]:
+    """What a file holds, in order. An adapted weight without a rank is dense; the task owns these `buffers`."""
+    for slot in layout.slots:
+        if slot.kind == "adapted" and slot.name in ranks:
+            yield from _factors(slot, description, ranks[slot.name])
+        elif slot.encoded:
+            rows = (slot.shape[0], math.prod(slot.shape[1:]))
+            yield Piece("dense", slot, rows, stored_dtype(slot, description.precision), matrix=True)
+        elif slot.kind == "owned" or slot.name in buffers:
+            yield Piece("plain", slot, slot.shape_in(description.classes), slot.dtype)
+
+
+def _factors(slot: Slot, description: Description, rank: int) -> Iterator[Piece]:
+    dtype = stored_dtype(slot, description.precision)
+    yield Piece("r", slot, slot.shape[:1], slot.dtype)
+    yield Piece("s", slot, slot.shape[1:2], slot.dtype)
+    yield Piece("p", slot, (rank, slot.shape[0]), dtype, matrix=True)
+    yield Piece("q", slot, (rank, slot.columns(description.view)), dtype, matrix=True)
+
+
+def stored_dtype(slot: Slot, precision: Precision) -> str:
+    """The type in which the entries of a matrix are written."""
+    return {"float32": slot.dtype, "bfloat16": "BF16", "int8": "I8"}[precision]
+
+
+def flag_count(layout: Layout) -> int:
+    """The number of flags: two for an adapted weight, one for another matrix, one for a buffer."""
+    return sum(2 if s.kind == "adapted" else 1 for s in layout.slots if s.encoded or s.kind == "buffer")
+
+
+def index_length(layout: Layout) -> int:
+    """Entries of the index: a rank for each adapted weight, and the flags, 32 in each."""
+    return len(layout.adapted) + (flag_count(layout) + 31) // 32
+
+
+def entries(
+    layout: Layout, counts: Mapping[str, int], recovered: bool, extra: Mapping[str, TensorEntry] | None = None
+) -> dict[str, TensorEntry]:
+    """The tensors of a file in their order: those with the widest numbers first, so that each begins aligned.
+
+    `counts` are the numbers of each type; `extra` are the tensors that have a name and a shape of their own.
+    """
+    named = {dtype: TensorEntry(dtype, (count,)) for dtype, count in counts.items() if count}
+    if layout.slots:
+        named[INDEX] = TensorEntry("I32", (index_length(layout),))
+    if recovered and layout.adapted:
+        named[RECOVERED] = TensorEntry("F32", (3 * len(layout.adapted),))
+    named |= extra or {}
+    return dict(sorted(named.items(), key=lambda item: (-DTYPES[item[1].dtype].itemsize, item[0])))
+
+
+def header(text: str, tensors: Mapping[str, TensorEntry]) -> bytes:
+    """The beginning of a file: the header's length, and the header, padded with spaces to whole words of 8 bytes."""
+    parts: dict[str, object] = {"__metadata__": {METADATA: text}}
+    start = 0
+    for name, entry in tensors.items():
+        end = start + entry.bytes
+        parts[name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [start, end]}
+        start = end
+    encoded = json.dumps(parts, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    return len(encoded).to_bytes(8, "little") + encoded
+
+
+def file_bytes(description: Description, layout: Layout, tensors: Mapping[str, TensorEntry]) -> int:
+    """The size of a file."""
+    text = description.text(layout.fingerprint, layout.digest)
+    return len(header(text, tensors)) + sum(entry.bytes for entry in tensors.values())
+
+
+def planned_bytes(description: Description, layout: Layout, ranks: Mapping[str, int], buffers: Collection[str]) -> int:
+    """The exact size of the file of a task with these ranks, before it is learned; other adapted weights are dense.
+
+    Matrices count with all their entries: zeros can only make the file smaller.
+    """
+    counts: dict[str, int] = {}
+    for piece in pieces(layout, description, ranks, buffers):
+        counts[piece.dtype] = counts.get(piece.dtype, 0) + math.prod(piece.shape)
+        if piece.matrix and description.precision == "int8":
+            counts["F32"] = counts.get("F32", 0) + piece.shape[0]
+    return file_bytes(description, layout, entries(layout, counts, recovered=True))
