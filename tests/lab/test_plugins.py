@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +14,7 @@ from halrp.errors import SettingError
 from halrp.lab import backbones, registry, streams
 from halrp.lab.run import runner
 from halrp.lab.run.cell import Cell
+from tests.lab.page_content import page_content
 from tests.lab.plugin_module import MODULE
 
 SWEEP = """
@@ -75,6 +73,7 @@ def test_a_sweep_in_two_processes_learns_with_a_users_method_on_a_users_stream_a
     assert "4 cells, 0 to run" in halrp("sweep", "sweep.toml", "--dry-run", "--results", "out")
     records = [runner.read(path) for path in sorted((folder / "out").glob("*.json"))]
     assert {record["cell"]["stream"] for record in records} == {"experiments:load"}
+    assert {record["method"]["title"] for record in records} == {"my method", "composed", "separate networks"}
     assert all(path.name.replace(".", "").replace("-", "").isalnum() for path in (folder / "out").glob("*.json"))
 
     (folder / "experiments.py").unlink()  # records hold all that the report needs
@@ -83,10 +82,9 @@ def test_a_sweep_in_two_processes_learns_with_a_users_method_on_a_users_stream_a
     assert "experiments:Mine" in shown
     assert "boldness=0.75" in shown
     halrp("report", "out", "-o", "report.html")
-    [packed] = re.findall(r'<script[^>]* id="data">([^<]+)<', (folder / "report.html").read_text())
-    data = gzip.decompress(base64.b64decode(packed)).decode()
-    assert "experiments:Mine" in data
-    assert registry.colour_of("experiments:Mine") in data
+    page = page_content(folder / "report.html")
+    assert "experiments:Mine" in page
+    assert registry.colour_of("experiments:Mine") in page
 
 
 @pytest.mark.parametrize("names", [REFERENCES, INSTALLED], ids=["references", "entry points"])
