@@ -162,7 +162,7 @@ def test_an_interrupted_download_is_listed_and_resumed(
         patch.setattr(download, "_with_retries", _interrupted_after(download._with_retries))
         run = Run("get", "cifar100", "--data", tmp_path)
     assert run.code == 130
-    assert "the same command goes on from there" in run.error
+    assert "the same command resumes the download" in run.error
     entry = entries("--data", tmp_path)["cifar100"]
     assert (entry["state"], entry["begun_bytes"]) == ("begun", 1000)
     assert "resume it: halrp data get cifar100" in Run("list", "--data", tmp_path).out

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from halrp.errors import SettingError
 from halrp.lab.methods import network
 from halrp.lab.methods.apd import Additive, compose, cut, drift_gradients, layers, pack, unpack
-from halrp.lab.methods.check import check_method, kept, recalled
+from halrp.lab.methods.check import check_method
+from halrp.lab.methods.comparison import deserialised, serialised
 from halrp.lab.methods.protocol import Context, Size
 from halrp.lab.methods.tiny import TINY, tiny_context, tiny_tasks
 from halrp.lab.streams import Split, Task
@@ -320,7 +321,7 @@ def test_a_second_consolidation_starts_from_the_first_and_has_more_clusters() ->
     tasks = tiny_tasks((3, 2, 4, 2))
     for task in tasks[:3]:
         method.learn(task)
-    state = recalled(kept(method.state()))
+    state = deserialised(serialised(method.state()))
     assert {len(c) for c in method.centroids.values()} == {1}
     method.learn(tasks[3])
     assert {len(c) for c in method.centroids.values()} == {2}

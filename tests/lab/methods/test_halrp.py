@@ -10,7 +10,8 @@ import torch
 
 from halrp import Halrp
 from halrp.lab.methods import make
-from halrp.lab.methods.check import check_method, kept, recalled
+from halrp.lab.methods.check import check_method
+from halrp.lab.methods.comparison import deserialised, serialised
 from halrp.lab.methods.halrp import HalrpMethod
 from halrp.lab.methods.tiny import tiny_context, tiny_tasks
 from halrp.lab.streams import Task
@@ -30,18 +31,18 @@ def test_the_order_of_tasks_survives_and_so_does_pruning_of_committed_ones() -> 
     first, second, third = tasks()
     method.learn(first)
     method.learn(second)
-    early, before = kept(method.state()), method.predict(second.test.x, 1)
+    early, before = serialised(method.state()), method.predict(second.test.x, 1)
     method.learn(third)
     assert not torch.equal(method.predict(second.test.x, 1), before), "the second task was pruned again"
 
     again = make("halrp-official", tiny_context(), growth=0.3)
     assert isinstance(again, HalrpMethod)
-    again.restore(recalled(early))
+    again.restore(deserialised(early))
     assert torch.equal(again.predict(second.test.x, 1), before)
     again.learn(third)
     late = make("halrp-official", tiny_context(), growth=0.3)
     assert isinstance(late, HalrpMethod)
-    late.restore(recalled(kept(method.state())))
+    late.restore(deserialised(serialised(method.state())))
     for other in (again, late):
         assert other.learner is not None
         assert list(other.learner.tasks) == list(NAMES)

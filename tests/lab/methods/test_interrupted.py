@@ -10,7 +10,7 @@ import pytest
 
 from halrp.lab import methods
 from halrp.lab.methods import Method, State, network
-from halrp.lab.methods.check import kept, recalled
+from halrp.lab.methods.comparison import deserialised, serialised
 from halrp.lab.methods.tiny import tiny_context, tiny_tasks
 from halrp.training.progress import Progress
 
@@ -49,7 +49,7 @@ def test_a_task_that_was_interrupted_ends_as_if_it_had_not_been(
             return method
         before = methods.make(name, tiny_context(2), **settings)
         before.learn(first)
-        state = recalled(kept(before.state()))
+        state = deserialised(serialised(before.state()))
         state = State(dict(sorted(state.tensors.items(), reverse=ends is None)), state.values)
         method.restore(state)
         return method
@@ -64,6 +64,6 @@ def test_a_task_that_was_interrupted_ends_as_if_it_had_not_been(
             begun(tmp_path / stage, told, (stage, 1)).learn(second)
         again = begun(tmp_path / stage, told)
         again.learn(second)
-        assert kept(again.state()) == kept(expected.state()), stage
+        assert serialised(again.state()) == serialised(expected.state()), stage
         if RESTARTED.get(name) != settings.get("mode", "paper"):
             assert [(one.stage, one.epoch) for one in told] == [(one.stage, one.epoch) for one in whole], stage

@@ -14,7 +14,8 @@ from halrp import seeding
 from halrp.errors import SettingError
 from halrp.lab import backbones
 from halrp.lab.methods import Context, network
-from halrp.lab.methods.check import check_method, kept, recalled
+from halrp.lab.methods.check import check_method
+from halrp.lab.methods.comparison import deserialised, serialised
 from halrp.lab.methods.factored import merged
 from halrp.lab.methods.iru import RankUpdates, Updated, bytes_of, orthonormal, squared_error
 from halrp.lab.methods.tiny import TINY, tiny_context, tiny_tasks
@@ -200,7 +201,7 @@ def test_the_official_mode_predicts_from_raw_pixels_after_restoring_too() -> Non
         expected = method.module(0)(255 * (task.test.x * 0.25 + 0.5))
     assert torch.equal(found, expected)
     again = RankUpdates(tiny_context(), mode="official", epochs=2)
-    again.restore(recalled(kept(method.state())))
+    again.restore(deserialised(serialised(method.state())))
     assert torch.equal(again.predict(task.test.x, 0), found)
 
 

@@ -1,52 +1,56 @@
-"""`check_method`: whether a method keeps the contract, found out on three tiny tasks in about a second.
+"""`check_method`: tests an implementation of `Method` on three tiny tasks, in about a second.
 
-`check_method("be")` looks at a method of the registry, `check_method(Mine)` at anything that makes a method of a
-`Context`. What is looked at is the list `ITEMS`; everything that a method breaks is told at once. The tiny network and
-tasks are in `halrp.lab.methods.tiny`, for other tests too.
+`check_method("be")` checks a method of the registry, `check_method(Mine)` anything that makes a method from a
+`Context`. The checks are listed in `ITEMS`; all failures are reported together. The tiny network and tasks are in
+`halrp.lab.methods.tiny`, for other tests too.
 """
 
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from halrp import seeding
 from halrp.errors import HalrpError
 from halrp.lab import methods
-from halrp.lab.methods.protocol import Context, Method, Size, State
+from halrp.lab.methods.comparison import (
+    deserialised,
+    differences,
+    global_state,
+    restoring_settings,
+    same,
+    same_state,
+    serialised,
+)
+from halrp.lab.methods.protocol import Context, Method, Size
 from halrp.lab.methods.tiny import tiny_context, tiny_tasks
 from halrp.lab.streams import Task
-from halrp.store.tensors import copy_of
 
 __all__ = ["ITEMS", "MethodCheckFailed", "Report", "check_method"]
 
 Make = Callable[[Context], Method]
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 class MethodCheckFailed(HalrpError, AssertionError):  # noqa: N818  (reads as what it says)
-    """A method does not keep the contract; `items` are the names of what it breaks."""
+    """A method fails some checks; `items` are their names."""
 
     def __init__(self, method: str, complaints: Mapping[str, Sequence[str]]) -> None:
-        """Tell everything that was found."""
-        lines = [f"- {item}: {'; '.join(found)}" for item, found in complaints.items()]
-        super().__init__("\n".join([f"{method} does not keep the contract of a method:", *lines]))
+        """List all failures."""
+        lines = [f"- {item}: {'; '.join(problems)}" for item, problems in complaints.items()]
+        super().__init__("\n".join([f"{method} fails the checks of a method:", *lines]))
         self.items = tuple(complaints)
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was found in order."""
+    """The checks that passed."""
 
     method: str
     device: str
@@ -61,7 +65,7 @@ def check_method(
     context: Context | None = None,
     device: str | torch.device | None = None,
 ) -> Report:
-    """Show that a method keeps the contract, or raise `MethodCheckFailed` with all that it breaks.
+    """Check a method, or raise `MethodCheckFailed` with all failures.
 
     `make` makes the method of a context, or names one of the registry, with `settings`. Tasks of your own need the
     `context` of a network that fits them. `device` is where the tiny network lies, by default the CPU.
@@ -69,21 +73,21 @@ def check_method(
     name = make if isinstance(make, str) else getattr(make, "__name__", type(make).__name__)
     given = dict(settings or {})
     maker: Callable[..., Method] = (lambda c, **kw: methods.make(make, c, **kw)) if isinstance(make, str) else make
-    place = torch.device(device or "cpu")
+    target = torch.device(device or "cpu")
     tasks = tiny_tasks() if tasks is None else list(tasks)
-    context = replace(context or tiny_context(device=place), tasks=len(tasks))
+    context = replace(context or tiny_context(device=target), tasks=len(tasks))
     cudnn = torch.backends.cudnn.flags(deterministic=True)
-    with _settings_put_back(), seeding.isolated("check_method", device=place), cudnn:
+    with restoring_settings(), seeding.isolated("check_method", device=target), cudnn:
         bench = _Bench(lambda c: maker(c, **given), context, tasks)
         try:
             bench.observe()
         except Exception as error:
-            raise MethodCheckFailed(name, {"learns and predicts": [_told(error)]}) from error
+            raise MethodCheckFailed(name, {"learns and predicts": [_described(error)]}) from error
         complaints = {item.__name__.strip("_").replace("_", " "): _all(item(bench)) for item in ITEMS}
-    broken = {item: found for item, found in complaints.items() if found}
+    broken = {item: problems for item, problems in complaints.items() if problems}
     if broken:
         raise MethodCheckFailed(name, broken)
-    return Report(name, str(place), tuple(complaints))
+    return Report(name, str(target), tuple(complaints))
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,7 @@ class _Step:
 
     logits: list[Tensor]
     """Of every task learned so far, on its test examples."""
-    kept: tuple[bytes, str]
+    state: tuple[bytes, str]
     size: Size
     counted: int
     details: dict[str, Any]
@@ -108,14 +112,14 @@ class _Bench:
     steps: dict[int, _Step] = field(default_factory=dict)
     """By position; a joint method has only the last."""
     notes: dict[str, list[str]] = field(default_factory=dict)
-    """What was noticed on the way, by the name of the item that tells it."""
+    """Problems noticed during the run, by the name of the check that reports them."""
 
     def observe(self) -> None:
-        """Let a method learn all tasks, and look at it after each."""
+        """Let a method learn all tasks, and record what it shows after each."""
         before = [[t.clone() for t in _tensors(task)] for task in self.tasks]
         self.method = method = self.make(self.context)
         for position, task in enumerate(self.tasks):
-            self._watched(f"learn(task {position})", partial(method.learn, task))
+            self._observed(f"learn(task {position})", partial(method.learn, task))
             if method.joint and position < len(self.tasks) - 1:
                 self._note("joint", self._early(method))
                 continue
@@ -126,13 +130,13 @@ class _Bench:
                 self._note("inputs", [f"the tensors of {task.name!r} were changed in place"])
 
     def _look(self, method: Method, position: int) -> _Step:
-        first = kept(method.state())
-        logits = [self._watched(f"predict(task {i})", partial(self._predict, method, i)) for i in range(position + 1)]
-        state = self._watched("state()", method.state)
-        if not _same_state(recalled(first), recalled(kept(state))):
+        first = serialised(method.state())
+        logits = [self._observed(f"predict(task {i})", partial(self._predict, method, i)) for i in range(position + 1)]
+        state = self._observed("state()", method.state)
+        if not same_state(deserialised(first), deserialised(serialised(state))):
             self._note("predicting", [f"predict changed the state after task {position}"])
-        size, counted = self._watched("stored()", method.stored), method.counted()
-        return _Step(logits, kept(state), size, counted, method.details())
+        size, counted = self._observed("stored()", method.stored), method.counted()
+        return _Step(logits, serialised(state), size, counted, method.details())
 
     def _predict(self, method: Method, task: int) -> Tensor:
         x = self.tasks[task].test.x
@@ -142,19 +146,21 @@ class _Bench:
             bound = method.predict(x, task)
         if free.requires_grad:
             self._note("predicting", [f"logits of task {task} carry a gradient"])
-        if not _same(free, bound):
+        if not same(free, bound):
             self._note("predicting", [f"logits of task {task} differ from one call to the next"])
         return bound.detach().clone()
 
     def _accuracy(self, method: Method, position: int) -> list[str]:
-        found = []
+        problems = []
         for i in range(position + 1) if method.joint else [position]:
             task = self.tasks[i]
             right = method.predict(task.train.x, i).argmax(1).cpu() == task.train.y.cpu()
             share, least = float(right.float().mean()), (1 + 3 / task.classes) / 4
             if not share >= least:
-                found.append(f"accuracy {share:.2f} on the training data of task {i}, chance is {1 / task.classes:.2f}")
-        return found
+                problems.append(
+                    f"accuracy {share:.2f} on the training data of task {i}, chance is {1 / task.classes:.2f}"
+                )
+        return problems
 
     def _early(self, method: Method) -> list[str]:
         try:
@@ -162,19 +168,19 @@ class _Bench:
         except HalrpError:
             return []
         except Exception as error:
-            return [f"predict before the last task raised no HalrpError but {_told(error)}"]
+            return [f"predict before the last task raised no HalrpError but {_described(error)}"]
         return ["predict before the last task raised nothing"]
 
-    def _watched(self, what: str, call: Callable[[], Found]) -> Found:
-        before = _surroundings()
-        with _settings_put_back():
-            found = call()
-            after = _surroundings()
-        self._note("surroundings", [f"{what} changed the {key}" for key in before if before[key] != after[key]])
-        return found
+    def _observed(self, label: str, call: Callable[[], Result]) -> Result:
+        before = global_state()
+        with restoring_settings():
+            result = call()
+            after = global_state()
+        self._note("surroundings", [f"{label} changed the {key}" for key in before if before[key] != after[key]])
+        return result
 
-    def _note(self, item: str, found: Iterable[str]) -> None:
-        self.notes.setdefault(item, []).extend(found)
+    def _note(self, item: str, problems: Iterable[str]) -> None:
+        self.notes.setdefault(item, []).extend(problems)
 
     def logits(self, method: Method, position: int) -> list[Tensor]:
         """Logits of every task up to a position."""
@@ -214,7 +220,7 @@ def _inputs(bench: _Bench) -> Iterator[str]:
     yield from bench.notes.get("inputs", [])
 
 
-def _surroundings_kept(bench: _Bench) -> Iterator[str]:
+def _surroundings(bench: _Bench) -> Iterator[str]:
     """Generators, default dtype, grad mode and number of threads are left as they were."""
     yield from dict.fromkeys(bench.notes.get("surroundings", []))
 
@@ -238,7 +244,7 @@ def _sizes(bench: _Bench) -> Iterator[str]:
 
 
 def _details(bench: _Bench) -> Iterator[str]:
-    """Facts are a dictionary that JSON can hold."""
+    """Details are a dictionary that JSON can hold."""
     for position, step in bench.steps.items():
         try:
             if json.loads(json.dumps(step.details, allow_nan=False)) is None or not isinstance(step.details, dict):
@@ -255,33 +261,33 @@ def _deterministic(bench: _Bench) -> Iterator[str]:
             method.learn(task)
             if position in bench.steps:
                 step = bench.steps[position]
-                yield from _differences(step.logits, bench.logits(method, position), f"after task {position}")
-                if not _same_state(recalled(step.kept), recalled(kept(method.state()))):
+                yield from differences(step.logits, bench.logits(method, position), f"after task {position}")
+                if not same_state(deserialised(step.state), deserialised(serialised(method.state()))):
                     yield f"the state differs after task {position}"
 
 
 def _restores(bench: _Bench) -> Iterator[str]:
-    """A new method goes on from a state that was in a file as if nothing had happened; no bit differs."""
+    """A new method restored from a file behaves bit-identically."""
     for position, step in bench.steps.items():
         method = bench.make(bench.context)
-        method.restore(recalled(step.kept))
-        yield from _differences(step.logits, bench.logits(method, position), f"restored after task {position}")
+        method.restore(deserialised(step.state))
+        yield from differences(step.logits, bench.logits(method, position), f"restored after task {position}")
         if (method.stored(), method.counted()) != (step.size, step.counted):
             yield f"sizes differ, restored after task {position}"
-        if not _same_state(recalled(step.kept), recalled(kept(method.state()))):
+        if not same_state(deserialised(step.state), deserialised(serialised(method.state()))):
             yield f"the state of a method restored after task {position} is another"
         if position + 1 in bench.steps:
             method.learn(bench.tasks[position + 1])
             later = f"after task {position + 1}, restored after task {position}"
-            yield from _differences(bench.steps[position + 1].logits, bench.logits(method, position + 1), later)
+            yield from differences(bench.steps[position + 1].logits, bench.logits(method, position + 1), later)
 
 
 def _restoring_replaces(bench: _Bench) -> Iterator[str]:
     """Restoring an earlier state leaves nothing of what was learned since."""
     first = min(bench.steps)
     step = bench.steps[first]
-    bench.method.restore(recalled(step.kept))
-    yield from _differences(step.logits, bench.logits(bench.method, first), "set back")
+    bench.method.restore(deserialised(step.state))
+    yield from differences(step.logits, bench.logits(bench.method, first), "set back")
     if bench.method.stored() != step.size:
         yield f"{tuple(bench.method.stored())} are stored after being set back, not {tuple(step.size)}"
 
@@ -291,7 +297,7 @@ def _frozen(bench: _Bench) -> Iterator[str]:
     if bench.method.frozen:
         for position, step in bench.steps.items():
             for i, logits in enumerate(step.logits):
-                if i in bench.steps and not _same(bench.steps[i].logits[i], logits):
+                if i in bench.steps and not same(bench.steps[i].logits[i], logits):
                     yield f"task {position} changed the logits of task {i}"
 
 
@@ -304,7 +310,7 @@ def _first_decides(bench: _Bench) -> Iterator[str]:
         method.learn(bench.tasks[last])
         with torch.no_grad():
             logits = method.predict(bench.tasks[last].test.x, 1)
-        if not _same(bench.steps[last].logits[last], logits):
+        if not same(bench.steps[last].logits[last], logits):
             yield f"task {last} has other logits when only task 0 comes before it"
 
 
@@ -314,7 +320,7 @@ ITEMS: tuple[Callable[[_Bench], Iterator[str]], ...] = (
     _predicting,
     _joint,
     _inputs,
-    _surroundings_kept,
+    _surroundings,
     _sizes,
     _details,
     _frozen,
@@ -323,31 +329,20 @@ ITEMS: tuple[Callable[[_Bench], Iterator[str]], ...] = (
     _first_decides,
     _restoring_replaces,
 )
-"""What is looked at, in order; the last one sets the first run's method back."""
+"""The checks, in order; the last one restores the first run's method to an earlier state."""
 
 
-def kept(state: State) -> tuple[bytes, str]:
-    """A state as files hold it: tensors as safetensors, values as JSON."""
-    tensors = {name: copy_of(tensor) for name, tensor in state.tensors.items()}
-    return safetensors.torch.save(tensors), json.dumps(state.values)
-
-
-def recalled(content: tuple[bytes, str]) -> State:
-    """The state that was kept."""
-    return State(safetensors.torch.load(content[0]), json.loads(content[1]))
-
-
-def _all(found: Iterator[str]) -> list[str]:
+def _all(problems: Iterator[str]) -> list[str]:
     complaints = []
     try:
-        for complaint in found:
+        for complaint in problems:
             complaints.append(complaint)  # noqa: PERF402  (those before an error count)
     except Exception as error:
-        complaints.append(_told(error))
+        complaints.append(_described(error))
     return complaints
 
 
-def _told(error: Exception) -> str:
+def _described(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
@@ -355,52 +350,5 @@ def _tensors(task: Task) -> list[Tensor]:
     return [tensor for split in (task.train, task.val, task.test) for tensor in split]
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
-
-
-def _same_state(a: State, b: State) -> bool:
-    tensors = a.tensors.keys() == b.tensors.keys() and all(_same(t, b.tensors[n]) for n, t in a.tensors.items())
-    return tensors and a.values == b.values
-
-
-def _differences(expected: list[Tensor], found: list[Tensor], when: str) -> Iterator[str]:
-    for i, (a, b) in enumerate(zip(expected, found, strict=True)):
-        if not _same(a, b):
-            far = f" by up to {float((a - b).abs().max()):.2g}" if a.shape == b.shape else f" in shape {tuple(b.shape)}"
-            yield f"logits of task {i} differ{far} {when}"
-
-
 def _device(context: Context) -> torch.device:
     return next(context.build(2, context.seed).parameters()).device
-
-
-def _surroundings() -> dict[str, object]:
-    """All that a method must leave as it was, by name."""
-    numpy = np.random.get_state(legacy=True)  # noqa: NPY002
-    found: dict[str, object] = {
-        "state of torch's generator": torch.get_rng_state().numpy().tobytes(),
-        "state of numpy's generator": [part.tobytes() if isinstance(part, np.ndarray) else part for part in numpy],
-        "state of Python's generator": random.getstate(),
-        "default dtype": torch.get_default_dtype(),
-        "grad mode": torch.is_grad_enabled(),
-        "number of threads": torch.get_num_threads(),
-        "demand for deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
-    }
-    if torch.cuda.is_initialized():
-        found["states of CUDA's generators"] = [s.numpy().tobytes() for s in torch.cuda.get_rng_state_all()]
-    return found
-
-
-@contextmanager
-def _settings_put_back() -> Iterator[None]:
-    """Leave torch's settings as they were, even after a method that does not."""
-    dtype, grad, threads = torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads()
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(dtype)
-        torch.set_grad_enabled(grad)
-        torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(deterministic)
