@@ -1,6 +1,6 @@
 """Sweeps that come with the package, by name: the paper's settings of each benchmark, and studies of our own.
 
-A preset is a TOML file in the format of `halrp.lab.run.sweep`. Adding one is adding a file.
+A preset is a TOML file in the format of `halrp.lab.run.sweep_file`. Adding one is adding a file.
 """
 
 import tomllib
@@ -16,11 +16,11 @@ def names() -> list[str]:
 
 
 def text(name: str) -> str:
-    """The preset as it stands in its file, comments included."""
+    """The text of a preset's file, with its comments."""
     check_name("preset", name, names())
     return (resources.files(__name__) / f"{name}.toml").read_text("utf-8")
 
 
 def about(name: str) -> str:
-    """What a preset is for, in a line."""
+    """The description of a preset, in one line."""
     return str(tomllib.loads(text(name)).get("about", ""))

@@ -12,10 +12,10 @@ from halrp.training.progress import Progress
 
 
 class EventFile:
-    """Writes what a run tells into `folder/CELL`; `progress` and `row` are given to `runner.execute`."""
+    """Writes the progress of a run to `folder/CELL`; pass `progress` and `row` to `runner.execute`."""
 
     def __init__(self, folder: str | os.PathLike[str], cell: Cell) -> None:
-        """Begin a file; needs the package tensorboard."""
+        """Create the file; needs the package tensorboard."""
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
@@ -43,5 +43,5 @@ class EventFile:
         self._writer.add_scalar("seconds", row["seconds"], position)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Flush and close the file."""
         self._writer.close()
