@@ -103,22 +103,22 @@ def by_name(found: Explanation) -> dict[str, Row]:
 
 def test_treatment_of_a_residual_network() -> None:
     rows = by_name(explain(ResNet()))
-    adapted = {name for name, row in rows.items() if row.treatment == "adapted"}
+    adapted = {name for name, row in rows.items() if row.kind == "adapted"}
     blocks = {f"layer{i}.0.conv{j}.weight" for i in (1, 2) for j in (1, 2)}
     assert adapted == {"conv1.weight", "layer2.0.downsample.0.weight"} | blocks
     statistics = [row for name, row in rows.items() if "running" in name or "num_batches" in name]
     assert len(statistics) == 3 * 6
-    assert all(row.treatment == "owned" and row.role == "buffer" for row in statistics)
+    assert all(row.kind == "owned" and row.role == "buffer" for row in statistics)
     assert rows["layer2.0.downsample.1.weight"].role == "norm"
     assert rows["fc.weight"].role == "head"
 
 
 def test_treatment_of_a_vision_transformer() -> None:
     rows = by_name(explain(ViT()))
-    adapted = {name for name, row in rows.items() if row.treatment == "adapted"}
+    adapted = {name for name, row in rows.items() if row.kind == "adapted"}
     parts = ("attn.in_proj_weight", "attn.out_proj.weight", "fc1.weight", "fc2.weight")
     assert adapted == {"patch_embed.weight"} | {f"blocks.{i}.{part}" for i in (0, 1) for part in parts}
-    assert all(rows[name].treatment == "owned" for name in ("cls_token", "pos_embed", "blocks.0.norm1.weight"))
+    assert all(rows[name].kind == "owned" for name in ("cls_token", "pos_embed", "blocks.0.norm1.weight"))
     assert "MultiheadAttention" in rows["blocks.0.attn.in_proj_weight"].why
 
 
@@ -181,7 +181,7 @@ def test_a_task_owns_exactly_the_rows_that_are_owned() -> None:
     learner = Learner(model, base="given", recipe=FAST, method=Halrp.budget(20_000, view="mean"))
     delta = learner.learn("task", tiny_task("conv"))
     rows = by_name(explain(model))
-    owned = {name for name, row in rows.items() if row.treatment == "owned"}
+    owned = {name for name, row in rows.items() if row.kind == "owned"}
     assert delta.owned.keys() - set(delta.dense) == owned
     fixed = sum(row.fixed_bytes for row in rows.values())
     assert fixed == sum(t.numel() * t.element_size() for n, t in delta.owned.items() if n in owned)
@@ -193,7 +193,7 @@ def test_frozen_parameters_and_constant_buffers_are_shared_and_cost_nothing() ->
     model.register_buffer("scale", torch.ones(3))
     rows = by_name(explain(model))
     for name in ("0.weight", "scale"):
-        assert rows[name].treatment == "shared"
+        assert rows[name].kind == "shared"
         assert rows[name].fixed_bytes == rows[name].scale_bytes == 0
 
 
@@ -201,8 +201,8 @@ def test_instance_norms_that_track_statistics_do_not_count_batches() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8, track_running_stats=True), nn.Flatten())
     model.append(nn.Linear(8, 3))
     rows = by_name(explain(model))
-    assert rows["1.running_mean"].treatment == "owned"
-    assert rows["1.num_batches_tracked"].treatment == "shared"
+    assert rows["1.running_mean"].kind == "owned"
+    assert rows["1.num_batches_tracked"].kind == "shared"
 
 
 def tied_head() -> nn.Module:

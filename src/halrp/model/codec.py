@@ -60,9 +60,9 @@ def encode(matrix: Tensor, precision: Precision) -> Coded:
     else:
         values = matrix.to(torch.bfloat16) if precision == "bfloat16" else matrix
     present = values != 0
-    kept = int(present.sum())
+    stored = int(present.sum())
     packed = (present.numel() + 7) // 8
-    if packed + kept * values.element_size() + _MASK_HEADER < values.numel() * values.element_size():
+    if packed + stored * values.element_size() + _MASK_HEADER < values.numel() * values.element_size():
         parts["mask"] = pack(present)
         parts["values"] = values[present]
     else:

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: atomic, durable writes, checksums and a lock.
+"""Atomic, durable writes, checksums and a lock.
 
 A write goes to a temporary name in the same folder, is flushed to the disk, and is then moved into place. Killing the
 process, or the machine, at any moment leaves the old file or the new one. `flush_folder` makes moves outlive the

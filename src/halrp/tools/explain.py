@@ -46,7 +46,7 @@ class Row:
     """What happens to one parameter or buffer, and what it costs a task in bytes."""
 
     name: str
-    treatment: Literal["adapted", "owned", "shared", "refused"]
+    kind: Literal["adapted", "owned", "shared", "refused"]
     why: str
     role: Role | None = None
     shape: tuple[int, ...] | None = None
@@ -86,7 +86,7 @@ class Explanation:
     @property
     def refused(self) -> tuple[Row, ...]:
         """The rows that say why the model cannot be learned on; none if it can."""
-        return tuple(row for row in self.rows if row.treatment == "refused")
+        return tuple(row for row in self.rows if row.kind == "refused")
 
     @property
     def parameters(self) -> int:
@@ -117,11 +117,11 @@ class Explanation:
 
     def __str__(self) -> str:
         """A table for people, and below it what the numbers mean."""
-        titles = ("parameter", "treatment", "shape", "entries", "bytes a rank", "scales", "fixed", "why")
+        titles = ("parameter", "kind", "shape", "entries", "bytes a rank", "scales", "fixed", "why")
         cells = [
             (
                 row.name,
-                row.treatment,
+                row.kind,
                 "" if row.shape is None else "×".join(map(str, row.shape)) or "scalar",
                 f"{row.parameters:,}" if row.shape is not None else "",
                 " / ".join(f"{bytes_:,}" for bytes_ in _distinct(row, self.precision)),
@@ -188,7 +188,7 @@ def _row(parameter: ParameterPlan, element: int, precision: Precision) -> Row:
     entries = math.prod(shape)
     common: dict[str, Any] = {
         "name": parameter.name,
-        "treatment": parameter.kind,
+        "kind": parameter.kind,
         "why": parameter.reason,
         "role": parameter.role,
         "shape": shape,
@@ -243,7 +243,7 @@ def _file_bytes(model: nn.Module, plan: Plan, rows: Iterable[Row], precision: Pr
     """The exact size of the file of a task without a component, which is the smallest budget."""
     tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     layout = Layout.of("0" * 64, plan, tensors)
-    buffers = {row.name for row in rows if row.treatment == "owned"}
+    buffers = {row.name for row in rows if row.kind == "owned"}
 
     def file_bytes(ranks: Mapping[str, int], budget: Allocator) -> int:
         description = Description(

@@ -1,7 +1,7 @@
 """A task as a file for other runtimes: ONNX, or torch's own `.pt2`.
 
-The file is made in memory, run in the runtime it is meant for, and held against what the library predicts. Only then is
-it written, whole or not at all. It holds merged weights and nothing of this library.
+The file is made in memory, run in the runtime it is meant for, and compared with what the library predicts. Only then
+is it written, atomically. It holds merged weights and nothing of this library.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def write(
     """Write a plain module to a file and return how far its logits are from those of `predict`.
 
     `example` (N, ...) gives shape and type of the inputs. With `dynamic` the file takes any number of rows, otherwise
-    N. `module` must be the caller's own: its tensors are laid out anew.
+    N. `module` must be the caller's own: its tensors get another memory layout.
     """
     refuse_path(path, force)
     for tensor in (*module.parameters(), *module.buffers()):

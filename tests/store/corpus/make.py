@@ -96,6 +96,7 @@ RICH: dict[str, tuple[Halrp, int]] = {
 CORPORA = {
     "v1": Corpus(small_model, SMALL, 60_000),
     "v1-rich": Corpus(ConvNet, RICH, 300_000),
+    "v2": Corpus(ConvNet, {**RICH, "int8, bytes": (Halrp.budget(8_000, view="full"), 3)}, 200_000),
 }
 
 
