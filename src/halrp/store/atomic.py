@@ -115,15 +115,23 @@ def locked(folder: Path, wait: float = 10.0) -> Iterator[None]:
 
 
 def _taken(folder: Path) -> int | None:
-    """Take a folder's lock if it is free. A lock that its holder removed, with the folder, while we took it is none."""
+    """Take a folder's lock if it is free."""
     path = folder / "lock"
     try:
         make_folder(folder)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        return take_lock(path)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise WriteError(f"{path} could not be opened: {_reason(error)}; is the folder read-only?") from error
+
+
+def take_lock(path: Path) -> int | None:
+    """Lock a file, which is made if need be, if no other process holds it: a handle to close, or None.
+
+    A file that its holder removed while we took it guards nothing. Raises `OSError` if it cannot be opened.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         if fcntl is None:
             return handle

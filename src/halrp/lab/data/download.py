@@ -24,13 +24,8 @@ from halrp.lab.data.directories import data_directory
 from halrp.lab.data.images import DataDamaged
 from halrp.lab.data.sources import File, source
 from halrp.lab.data.transfer import PermanentError, Report, TransientError, transfer
-from halrp.store.atomic import flush_folder, make_folder
+from halrp.store.atomic import flush_folder, make_folder, take_lock
 from halrp.store.atomic import write as write_atomically
-
-try:
-    import fcntl
-except ImportError:  # pragma: no cover  (Windows has no flock; one download at a time is then up to the user)
-    fcntl = None  # type: ignore[assignment]
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the file's path under the data directory, the bytes that are there, and all bytes if known."""
@@ -273,12 +268,11 @@ def _file_lock(path: Path, report: Report, policy: RetryPolicy) -> Iterator[None
     size, since = -1, time.monotonic()
     while True:
         try:
-            handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+            handle = take_lock(lock)
         except OSError as error:
             raise DownloadFailed(f"{lock} cannot be written: {error.strerror or error}") from error
-        if _locked(handle, lock):
+        if handle is not None:
             break
-        os.close(handle)
         if (now := _size(_part(path))) != size:
             size, since = now, time.monotonic()
             report(size, None)
@@ -294,14 +288,3 @@ def _file_lock(path: Path, report: Report, policy: RetryPolicy) -> Iterator[None
         with suppress(OSError):
             os.unlink(lock)
         os.close(handle)
-
-
-def _locked(handle: int, lock: Path) -> bool:
-    """Take the lock if it is free. One whose file was removed meanwhile guards nothing."""
-    if fcntl is None:  # pragma: no cover
-        return True
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.stat(lock).st_ino == os.fstat(handle).st_ino
-    except OSError:
-        return False

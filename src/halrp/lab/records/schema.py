@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from halrp.checks import is_number
 from halrp.errors import DamagedError, HalrpError
 from halrp.lab.reference import load_reference
 from halrp.lab.registry import METHODS
@@ -232,14 +232,14 @@ def check(raw: Raw) -> Record:
             "configuration": all(_printable(cell.get(name)) for name in ("method", "stream", "backbone"))
             and _printable(cell.get("order", "A"))
             and isinstance(cell.get("seed", 0), int)
-            and _number(cell.get("fraction", 1.0))
+            and is_number(cell.get("fraction", 1.0), 0)
             and 0 < cell.get("fraction", 1.0) <= 1
             and all(part is None or isinstance(part, dict) for part in parts)
             and all(isinstance((part.get("recipe") or {}).get("epochs", 0), int) for part in both),
             "identities": all(isinstance(row["identity"], int) for row in rows)
             and len({row["identity"] for row in rows}) == len(rows),
-            "accuracies": all(v is None or (_number(v) and v <= 1) for row in rows for v in row["test"]),
-            "sizes or times": all(row.get(name) is None or _number(row[name]) for row in rows for name in NUMBERS),
+            "accuracies": all(v is None or (is_number(v, 0) and v <= 1) for row in rows for v in row["test"]),
+            "sizes or times": all(row.get(name) is None or is_number(row[name], 0) for row in rows for name in NUMBERS),
         }
         if invalid := [name for name, correct in valid.items() if not correct]:
             raise DamagedError(f"a record with impossible {', '.join(invalid)}; move it away")
@@ -252,7 +252,3 @@ def check(raw: Raw) -> Record:
 
 def _printable(value: object) -> bool:
     return isinstance(value, str) and value.isprintable()
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0

@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from halrp import Recipe, seeding
+from halrp.checks import is_number, is_whole
 from halrp.errors import SettingError
 from halrp.lab import methods, registry, streams
 from halrp.lab.names import check_name
@@ -47,9 +48,9 @@ class Cell:
         streams.identities(self.stream, self.order)
         registry.backbone(self.backbone)
         for name, good, remedy in (
-            ("seed", _whole(self.seed) and 0 <= self.seed < 2**31, "a whole number of at least 0"),
-            ("fraction", _number(self.fraction) and 0 < self.fraction <= 1, "a share above 0 and at most 1"),
-            ("tasks", self.tasks is None or (_whole(self.tasks) and self.tasks >= 1), "a whole number of at least 1"),
+            ("seed", is_whole(self.seed) and 0 <= self.seed < 2**31, "a whole number of at least 0"),
+            ("fraction", is_number(self.fraction) and 0 < self.fraction <= 1, "a share above 0 and at most 1"),
+            ("tasks", self.tasks is None or (is_whole(self.tasks) and self.tasks >= 1), "a whole number of at least 1"),
         ):
             if not good:
                 raise SettingError(f"{name}={getattr(self, name)!r} of a cell is out of range; give {remedy}")
@@ -139,12 +140,4 @@ def _unbuilt(classes: int, seed: int) -> nn.Module:
 
 def _like(default: Any, value: Any) -> Any:
     """A whole number as a float where the default is one: 10 and 10.0 are the same setting."""
-    return float(value) if isinstance(default, float) and _whole(value) else value
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if isinstance(default, float) and is_whole(value) else value
