@@ -62,14 +62,14 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     """A server of the archive, and facts that name it for CIFAR-100 and, with wrong checksums, for MNIST."""
     with serving(Site(archive())) as running:
-        told = load_reference("downloads")
+        reported = load_reference("downloads")
         sha256 = hashlib.sha256(running.content).hexdigest()
         changes = {"urls": [running.url], "bytes": len(running.content), "sha256": sha256, "md5": None}
-        told["sets"]["cifar100"]["files"][0] |= changes
-        for file in told["sets"]["mnist"]["files"]:
+        reported["sets"]["cifar100"]["files"][0] |= changes
+        for file in reported["sets"]["mnist"]["files"]:
             file["urls"] = [running.url]
         with monkeypatch.context() as patch:
-            patch.setattr(sources, "load_reference", lambda name: told)
+            patch.setattr(sources, "load_reference", lambda name: reported)
             patch.setattr(download.get, "__defaults__", (None, None, RetryPolicy(timeout=5.0, sleep=lambda _: None)))
             sources.sources.cache_clear()
             yield running
@@ -204,7 +204,7 @@ def test_show_draws_a_sheet(tmp_path: Path) -> None:
 
 
 def test_show_refuses_what_cannot_be_shown(tmp_path: Path) -> None:
-    for arguments, told in (
+    for arguments, reported in (
         (("digits", "-o", "sheet.txt"), "must end in one of .png"),
         (("digit", "-o", "sheet.png"), "'digits'"),
         (("cifar100-split", "-o", "sheet.png", "--data", tmp_path), "halrp data get cifar100"),
@@ -212,7 +212,7 @@ def test_show_refuses_what_cannot_be_shown(tmp_path: Path) -> None:
     ):
         run = Run("show", *arguments)
         assert run.code == 2
-        assert told in run.error
+        assert reported in run.error
 
 
 def test_a_missing_package_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,11 +77,11 @@ def _handler(site: Site) -> type[BaseHTTPRequestHandler]:
             self._send(body)
 
         def _start(self) -> int | None:
-            found = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+            result = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
             condition = self.headers.get("If-Range")
-            if not site.ranges or found is None or condition not in (None, site.etag, site.modified):
+            if not site.ranges or result is None or condition not in (None, site.etag, site.modified):
                 return None
-            return int(found[1])
+            return int(result[1])
 
         def _send(self, body: bytes) -> None:
             if site.cut:

@@ -53,9 +53,9 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     original: Callable[..., object] = module._store
 
-    def keep(folder: Path, found: object) -> None:
+    def keep(folder: Path, result: object) -> None:
         seen.append(folder.name.rsplit("-", 1)[0])
-        original(folder, found)
+        original(folder, result)
 
     monkeypatch.setattr(module, "_store", keep)
     return seen
@@ -170,8 +170,8 @@ def test_a_kept_array_with_pickled_objects_is_never_unpickled(made: Path, own_ca
 def test_a_cache_that_cannot_be_written_is_only_a_warning(made: Path, own_cache: Path) -> None:
     own_cache.parent.write_text("a file where the directory should be")
     with pytest.warns(UserWarning, match="XDG_CACHE_HOME"):
-        found = read("cifar100", made)
-    assert np.array_equal(found.parts["train"].images, parts(0)["train"][0])
+        result = read("cifar100", made)
+    assert np.array_equal(result.parts["train"].images, parts(0)["train"][0])
 
 
 def test_a_full_disk_leaves_no_half_cache_and_still_gives_the_images(
@@ -186,8 +186,8 @@ def test_a_full_disk_leaves_no_half_cache_and_still_gives_the_images(
 
     monkeypatch.setattr(np, "save", full)
     with pytest.warns(UserWarning, match="No space left on device.*make room"):
-        found = read("cifar100", made)
-    assert np.array_equal(found.parts["train"].images, parts(0)["train"][0])
+        result = read("cifar100", made)
+    assert np.array_equal(result.parts["train"].images, parts(0)["train"][0])
     assert list((own_cache / "decoded").iterdir()) == []
     monkeypatch.undo()
 
@@ -215,22 +215,22 @@ def test_parallel_writers_all_get_the_images_and_leave_one_copy(
 ) -> None:
     original, together = module._store, threading.Barrier(4, timeout=30)
 
-    def keep(folder: Path, found: Decoded) -> None:
+    def keep(folder: Path, result: Decoded) -> None:
         together.wait()  # all have decoded and found nothing kept
-        original(folder, found)
+        original(folder, result)
 
     monkeypatch.setattr(module, "_store", keep)
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(train, [made] * 4))
-    assert all(np.array_equal(one, parts(0)["train"][0]) for one in found)
+        result = list(pool.map(train, [made] * 4))
+    assert all(np.array_equal(item, parts(0)["train"][0]) for item in result)
     assert len(list((own_cache / "decoded").iterdir())) == 2
 
 
 def test_a_process_that_comes_second_leaves_the_first_ones_arrays(made: Path, own_cache: Path) -> None:
     """The same race, step by step: the arrays appear between the look and the write."""
-    found = read("cifar100", made)
+    result = read("cifar100", made)
     folder = next((own_cache / "decoded").glob("cifar100-train-*"))
     before = (folder / "images.npy").stat().st_ino
-    module._store(folder, Decoded(*found.parts["train"]))
+    module._store(folder, Decoded(*result.parts["train"]))
     assert (folder / "images.npy").stat().st_ino == before
     assert len(list((own_cache / "decoded").iterdir())) == 2

@@ -108,9 +108,9 @@ def test_damaged_strips(name: str, content: bytes, tmp_path: Path) -> None:
 
 def test_strips_of_a_class_are_sorted_by_number(tmp_path: Path) -> None:
     folder = tmp_path / "svhn" / "train"
-    paths = [makers.put(folder / f"1_{one}.webp", makers.encoded(COLOUR[one % 10], "WEBP")) for one in (10, 9, 0)]
-    found = decode(strips(10), tmp_path, *sorted(paths))
-    assert np.array_equal(found.images, COLOUR[[0, 9, 0]])
+    paths = [makers.put(folder / f"1_{item}.webp", makers.encoded(COLOUR[item % 10], "WEBP")) for item in (10, 9, 0)]
+    result = decode(strips(10), tmp_path, *sorted(paths))
+    assert np.array_equal(result.images, COLOUR[[0, 9, 0]])
 
 
 # --- MATLAB --------------------------------------------------------------------------------------------------
@@ -157,15 +157,15 @@ def bad(files: dict[str, bytes], count: int) -> dict[str, bytes]:
 def test_up_to_two_undecodable_files_of_notmnist_are_left_out(tmp_path: Path) -> None:
     files = makers.notmnist(4)
     whole = decode(notmnist, tmp_path, makers.archive(tmp_path / "a.tar.gz", files))
-    found = decode(notmnist, tmp_path, makers.archive(tmp_path / "b.tar.gz", bad(files, 2)))
-    assert np.array_equal(found.images, whole.images[2:])
-    assert np.array_equal(found.labels, whole.labels[2:])
+    result = decode(notmnist, tmp_path, makers.archive(tmp_path / "b.tar.gz", bad(files, 2)))
+    assert np.array_equal(result.images, whole.images[2:])
+    assert np.array_equal(result.labels, whole.labels[2:])
     with pytest.raises(DataDamaged, match="is not a picture of 28×28"):
         decode(notmnist, tmp_path, makers.archive(tmp_path / "c.tar.gz", bad(files, 3)))
 
 
 def test_notes_that_a_mac_leaves_in_archives_are_no_pictures(tmp_path: Path) -> None:
-    files = makers.notmnist() | {f"notMNIST_small/A/._{one}.png": b"note" for one in range(3)}
+    files = makers.notmnist() | {f"notMNIST_small/A/._{item}.png": b"note" for item in range(3)}
     assert len(decode(notmnist, tmp_path, makers.archive(tmp_path / "a.tar.gz", files)).labels) == 20
 
 
@@ -229,5 +229,5 @@ def test_damaged_tinyimagenet(change: dict[str, bytes | None], part: str, proble
 
 def test_tinyimagenet_without_words_calls_classes_by_their_ids(tmp_path: Path) -> None:
     files = {name: content for name, content in makers.tinyimagenet(1).items() if "words" not in name}
-    found = decode(tinyimagenet, tmp_path, makers.archive(tmp_path / "a.zip", files), part="val")
-    assert found.classes == ("n01000000", "n02000000")
+    result = decode(tinyimagenet, tmp_path, makers.archive(tmp_path / "a.zip", files), part="val")
+    assert result.classes == ("n01000000", "n02000000")

@@ -36,16 +36,16 @@ def known(monkeypatch: pytest.MonkeyPatch, images: str, count: int = 30) -> None
 
 
 def test_a_set_that_is_not_there(tmp_path: Path, own_cache: Path) -> None:
-    found = status("cifar10", tmp_path)
-    assert (found.present, found.layout, found.bytes, found.complete) == (False, None, 0, None)
+    result = status("cifar10", tmp_path)
+    assert (result.present, result.layout, result.bytes, result.complete) == (False, None, 0, None)
 
 
 def test_the_list_neither_decodes_nor_reads(made: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hashlib, "file_digest", None)
-    found = status("mnist", made)
+    result = status("mnist", made)
     size = sum(path.stat().st_size for path in (made / "mnist").iterdir())
-    assert (found.present, found.layout, found.directory, found.bytes) == (True, "IDX files", made, size)
-    assert (found.complete, found.verified) == (None, "not asked")
+    assert (result.present, result.layout, result.directory, result.bytes) == (True, "IDX files", made, size)
+    assert (result.complete, result.verified) == (None, "not asked")
     assert not own_cache.exists()
 
 
@@ -62,8 +62,8 @@ def test_the_list_knows_what_was_decoded_before(
 
 def test_images_with_the_published_checksum_are_verified(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known(monkeypatch, hashlib.sha256(makers.idx(IMAGES)).hexdigest())
-    found = status("mnist", made, verify=True)
-    assert (found.verified, found.complete, found.problem) == ("yes", False, "")
+    result = status("mnist", made, verify=True)
+    assert (result.verified, result.complete, result.problem) == ("yes", False, "")
 
 
 def test_images_that_should_have_the_published_checksum_and_have_not(
@@ -96,9 +96,9 @@ def test_official_files_are_verified_by_their_own_checksums(
 def test_damage_is_told_and_not_raised(made: Path) -> None:
     path = made / "mnist" / "train-images-idx3-ubyte.gz"
     path.write_bytes(path.read_bytes()[:-100])
-    found = status("mnist", made, verify=True)
-    assert found.verified == "no"
-    assert "train-images-idx3-ubyte.gz cannot be read" in found.problem
+    result = status("mnist", made, verify=True)
+    assert result.verified == "no"
+    assert "train-images-idx3-ubyte.gz cannot be read" in result.problem
 
 
 def test_an_unknown_set_is_answered_with_the_nearest_name() -> None:

@@ -48,32 +48,32 @@ def test_decoded_cifar100_has_the_published_checksums(real: Path) -> None:
     ("name", "complete"), [("cifar100", True), ("cifar10", False), ("mnist", True), ("svhn", False)]
 )
 def test_decoded_images_have_the_published_checksums(name: str, complete: bool, real: Path) -> None:
-    found = status(name, real, verify=True)
-    assert (found.verified, found.complete) == ("yes", complete)
+    result = status(name, real, verify=True)
+    assert (result.verified, result.complete) == ("yes", complete)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "complete"), [("notmnist", True), ("omniglot", True), ("tinyimagenet", False)])
 def test_decoded_pictures_of_archives_have_the_published_checksums(name: str, complete: bool, real: Path) -> None:
-    found = status(name, real, verify=True)
-    assert (found.verified, found.complete) == ("yes", complete)
+    result = status(name, real, verify=True)
+    assert (result.verified, result.complete) == ("yes", complete)
 
 
 @pytest.mark.slow
 def test_tinyimagenets_classes_are_ranks_of_sorted_ids(real: Path) -> None:
-    found = read("tinyimagenet", real)
-    assert len(found.classes) == 200
-    assert found.classes[0] == "goldfish"  # n01443537, the smallest id
+    result = read("tinyimagenet", real)
+    assert len(result.classes) == 200
+    assert result.classes[0] == "goldfish"  # n01443537, the smallest id
     for part, count in (("train", 200), ("val", 50)):
-        assert np.bincount(found.parts[part].labels).tolist() == [count] * 200
-    assert found.parts["val"].labels[:3].tolist() != [0, 0, 0], "validation pictures are in the order of their numbers"
+        assert np.bincount(result.parts[part].labels).tolist() == [count] * 200
+    assert result.parts["val"].labels[:3].tolist() != [0, 0, 0], "validation pictures are in the order of their numbers"
 
 
 @pytest.mark.slow
 def test_omniglots_characters_have_twenty_drawings_each(real: Path) -> None:
-    found = read("omniglot", real)
-    assert [len(found.part_classes[part]) for part in ("background", "evaluation")] == [964, 659]
-    assert set(np.unique(found.parts["background"].images[:20]).tolist()) == {0, 255}
+    result = read("omniglot", real)
+    assert [len(result.part_classes[part]) for part in ("background", "evaluation")] == [964, 659]
+    assert set(np.unique(result.parts["background"].images[:20]).tolist()) == {0, 255}
 
 
 def test_a_warm_read_of_cifar100_takes_less_than_a_second(real: Path) -> None:

@@ -14,7 +14,7 @@ from halrp.lab.data.reading import locate
 from halrp.lab.data.sources import File, source, sources
 from halrp.lab.reference import load_reference
 
-FILES = [file for one in sources().values() for file in one.files]
+FILES = [file for item in sources().values() for file in item.files]
 
 
 def test_every_data_set_can_be_downloaded() -> None:
@@ -35,10 +35,10 @@ def test_a_file_has_addresses_a_size_and_a_checksum(file: File) -> None:
 
 
 def test_every_known_value_says_where_it_is_published() -> None:
-    for one in load_reference("downloads")["sets"].values():
-        for file in one["files"]:
-            told = {value for key in file["published"] for value in key.split(", ")}
-            assert told == {key for key in ("bytes", "sha256", "md5") if file[key] is not None}
+    for item in load_reference("downloads")["sets"].values():
+        for file in item["files"]:
+            reported = {value for key in file["published"] for value in key.split(", ")}
+            assert reported == {key for key in ("bytes", "sha256", "md5") if file[key] is not None}
 
 
 def test_reference_data_cannot_be_changed_by_a_caller() -> None:
@@ -62,9 +62,9 @@ def test_the_readers_find_the_files_where_downloads_put_them(name: str, tmp_path
     for file in source(name).files:
         (tmp_path / file.path).parent.mkdir(exist_ok=True)
         (tmp_path / file.path).touch()
-    found = locate(SETS[name], tmp_path)
-    assert found is not None
-    assert {path for files in found.files.values() for path in files} == {
+    result = locate(SETS[name], tmp_path)
+    assert result is not None
+    assert {path for files in result.files.values() for path in files} == {
         tmp_path / file.path for file in source(name).files
     }
 
@@ -76,8 +76,8 @@ def test_a_download_under_way_is_not_taken_for_the_data_set(name: str, tmp_path:
         part.parent.mkdir(exist_ok=True)
         part.touch()
         part.with_name(f"{part.name}.json").touch()
-    found = locate(SETS[name], tmp_path)
-    assert found is None or tmp_path not in (found.directory, *found.directory.parents)
+    result = locate(SETS[name], tmp_path)
+    assert result is None or tmp_path not in (result.directory, *result.directory.parents)
 
 
 def test_a_wrong_name_is_answered_with_the_nearest() -> None:

@@ -85,8 +85,8 @@ class Remembers(ElasticWeights):
 
     def consolidate(self, task: Task) -> None:
         assert self.net is not None
-        found = fisher_by_batch(self.net, self.shared(), task.train.x, task.train.y, "predicted", 16)
-        self.kept = [*getattr(self, "kept", []), (found, values(self))]
+        result = fisher_by_batch(self.net, self.shared(), task.train.x, task.train.y, "predicted", 16)
+        self.kept = [*getattr(self, "kept", []), (result, values(self))]
         super().consolidate(task)
 
 
@@ -112,10 +112,10 @@ def test_two_tensors_per_parameter_give_the_gradient_of_all_snapshots(online: bo
     newest = method.kept[-1][1]
     for name, parameter in method.shared().items():
         if online:
-            fisher = sum(0.7 ** (2 - i) * found[name] for i, (found, _) in enumerate(method.kept))
+            fisher = sum(0.7 ** (2 - i) * result[name] for i, (result, _) in enumerate(method.kept))
             penalty = 25.0 * fisher * (parameter - newest[name]).square()
         else:
-            penalty = sum(25.0 * found[name] * (parameter - there[name]).square() for found, there in method.kept)
+            penalty = sum(25.0 * result[name] * (parameter - there[name]).square() for result, there in method.kept)
         (expected,) = torch.autograd.grad(cast(Tensor, penalty).sum(), parameter)
         assert parameter.grad is not None
         torch.testing.assert_close(parameter.grad, expected, rtol=1e-9, atol=1e-10)
@@ -139,10 +139,10 @@ def test_fine_tuning_changes_old_logits_and_keeps_a_head_per_task() -> None:
     tasks = tiny_tasks()
     method = make("finetune", tiny_context())
     method.learn(tasks[0])
-    one, before = method.stored(), method.predict(tasks[0].test.x, 0)
+    item, before = method.stored(), method.predict(tasks[0].test.x, 0)
     method.learn(tasks[1])
     assert not torch.equal(method.predict(tasks[0].test.x, 0), before)
-    assert method.stored().parameters - one.parameters == 17 * 2, "16 features and a bias for each of 2 classes"
+    assert method.stored().parameters - item.parameters == 17 * 2, "16 features and a bias for each of 2 classes"
 
 
 def test_l2_and_ewc_store_no_more_than_fine_tuning() -> None:

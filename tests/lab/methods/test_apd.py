@@ -102,7 +102,7 @@ def test_old_tasks_ask_for_nothing_before_the_first_step() -> None:
     for task in tiny_tasks():
         method.learn(task)
     assert len(method.first) == 3 * (1 + 2), "three layers of one old task, then of two"
-    assert all(not bool(t.any()) for found in method.first for t in found)
+    assert all(not bool(t.any()) for result in method.first for t in result)
     assert method.calls == ["targets"] * 3, "once per task"
 
 
@@ -209,11 +209,11 @@ def test_fixed_masks_stay() -> None:
 
 
 def test_penalties_fall_on_what_the_objective_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    method, found = Additive(tiny_context(), l1=0.01, l2=0.02), dict[int, tuple[float, float]]()
+    method, result = Additive(tiny_context(), l1=0.01, l2=0.02), dict[int, tuple[float, float]]()
 
     def fit(context: Context, task: Task, net: nn.Module, groups: list[Group], *rest: Any, **hooks: Any) -> None:
-        found.clear()
-        found.update({id(p): (g.l1, g.l2) for g in groups for p in g.parameters})
+        result.clear()
+        result.update({id(p): (g.l1, g.l2) for g in groups for p in g.parameters})
 
     monkeypatch.setattr(network, "fit", fit)
     for i, task in enumerate(tiny_tasks()[:2]):
@@ -222,8 +222,8 @@ def test_penalties_fall_on_what_the_objective_names(monkeypatch: pytest.MonkeyPa
         expected = {id(t): (0.01, 0.02) for t in new.tau.values()} | {id(v): (0.0, 0.02) for v in new.v.values()}
         expected |= {id(s): (0.0, 0.0 if old else 0.02) for s in method.sigma.values()}
         expected |= {id(t): (0.0, 0.0) for part in old for t in (*part.tau.values(), *part.v.values())}
-        assert expected.items() <= found.items()
-        assert {found[i] for i in found.keys() - expected.keys()} == {(0.0, 0.0)}, "biases, norms and head"
+        assert expected.items() <= result.items()
+        assert {result[i] for i in result.keys() - expected.keys()} == {(0.0, 0.0)}, "biases, norms and head"
 
 
 @pytest.mark.parametrize("start", ["sigma", "zeros"])
@@ -273,12 +273,12 @@ def test_what_is_stored_gives_back_every_weight() -> None:
         for n, theta in method.weights(i).items():
             sigma, shape = held[f"sigma/{n}"], tuple(theta.shape)
             tau = unpack(held[f"task/{i}/tau/{n}"], held[f"where/task/{i}/tau/{n}"], shape)
-            found = compose(sigma, held[f"task/{i}/v/{n}"], tau)
+            result = compose(sigma, held[f"task/{i}/v/{n}"], tau)
             groups = held[f"where/groups/{n}"].tolist()
             if i < len(groups):
                 g = groups[i]
-                found = found + unpack(held[f"local/{n}/{g}"], held[f"where/local/{n}/{g}"], shape)
-            assert torch.equal(found, theta)
+                result = result + unpack(held[f"local/{n}/{g}"], held[f"where/local/{n}/{g}"], shape)
+            assert torch.equal(result, theta)
     dense = Size.of(method.state().tensors.values()).bytes
     assert method.stored().bytes < dense
 
@@ -338,9 +338,9 @@ def test_tied_weights_norms_and_the_head_are_not_decomposed() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.one, self.two, self.norm = nn.Linear(8, 8), nn.Linear(8, 8), nn.LayerNorm((4, 8))
+            self.item, self.two, self.norm = nn.Linear(8, 8), nn.Linear(8, 8), nn.LayerNorm((4, 8))
             self.other, self.head = nn.Linear(8, 8), nn.Linear(8, 2)
-            self.two.weight = self.one.weight
+            self.two.weight = self.item.weight
 
     assert layers(plan(Tied(), "head")) == ["other.weight"]
 

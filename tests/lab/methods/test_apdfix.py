@@ -123,9 +123,9 @@ def test_on_lenet_a_task_costs_masks_norms_biases_head_and_non_zeros(classes: in
 def test_it_works_with_other_backbones(
     method: type[Additive | FixedAdditive], backbone: str, shape: tuple[int, ...], settings: dict[str, Any]
 ) -> None:
-    found = method(on(backbone, shape, **settings))
+    result = method(on(backbone, shape, **settings))
     for i in range(2):
-        found.learn(pictures(i, 3, shape))
-    assert found.predict(pictures(0, 3, shape).test.x, 0).shape == (12, 3)
-    matrices = {n for n, p in found.net.named_parameters() if p.dim() > 1} if found.net is not None else set()
-    assert set(found.sigma) == matrices - {"head.weight"}
+        result.learn(pictures(i, 3, shape))
+    assert result.predict(pictures(0, 3, shape).test.x, 0).shape == (12, 3)
+    matrices = {n for n, p in result.net.named_parameters() if p.dim() > 1} if result.net is not None else set()
+    assert set(result.sigma) == matrices - {"head.weight"}

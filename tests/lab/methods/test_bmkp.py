@@ -249,8 +249,8 @@ def test_the_regulariser_pulls_in_later_tasks_and_scales_with_the_gradients() ->
     plain, strong = learned(2, strength=0.0, energy_first=0.7), learned(2, strength=10.0, energy_first=0.7)
     assert torch.equal(plain.tasks[0].coefficients["conv2"], strong.tasks[0].coefficients["conv2"]), "none at first"
     before = method.bases["conv2"]
-    found = [float(regulariser(subspaces.matrix(m.layers()["conv2"].weight), before)) for m in (plain, strong)]
-    assert found[1] < found[0]
+    result = [float(regulariser(subspaces.matrix(m.layers()["conv2"].weight), before)) for m in (plain, strong)]
+    assert result[1] < result[0]
 
 
 def test_a_full_basis_has_nothing_to_regularise() -> None:
@@ -287,8 +287,8 @@ def test_epochs_are_divided_evenly(epochs: int, expected: tuple[int, int], monke
 
 def test_the_official_mode_has_sgd_for_all_epochs_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     method = BilevelMemory(tiny_context(recipe=replace(TINY, gradient_scale=10.0)), mode="official")
-    found = method.context.recipe
-    assert (found.optimiser, found.lr, found.schedule, found.gradient_scale) == ("sgd", 0.05, "constant", 1.0)
+    result = method.context.recipe
+    assert (result.optimiser, result.lr, result.schedule, result.gradient_scale) == ("sgd", 0.05, "constant", 1.0)
     assert method.l2 == 0.0
     given: list[tuple[str, int]] = []
     monkeypatch.setattr(bmkp, "train_in_steps", lambda training: given.append((training.stage.name, training.epochs)))

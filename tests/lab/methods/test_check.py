@@ -86,8 +86,8 @@ class LearnsNothing(Separate):
 
 class WithGradient(Separate):
     def predict(self, x: Tensor, task: int) -> Tensor:
-        found: Tensor = self.nets[task](x)
-        return found
+        result: Tensor = self.nets[task](x)
+        return result
 
 
 class PredictsInTraining(Separate):
@@ -178,8 +178,8 @@ class Shrinks(Separate):
 
 class CountsTensors(Separate):
     def stored(self) -> Size:
-        found = super().stored()
-        return Size(found.parameters, torch.tensor(found.bytes))  # type: ignore[arg-type]
+        result = super().stored()
+        return Size(result.parameters, torch.tensor(result.bytes))  # type: ignore[arg-type]
 
 
 class CountsTooMuch(Separate):
@@ -189,8 +189,8 @@ class CountsTooMuch(Separate):
 
 class StoresTooFewBytes(Separate):
     def stored(self) -> Size:
-        found = super().stored()
-        return Size(found.parameters, found.parameters // 10)
+        result = super().stored()
+        return Size(result.parameters, result.parameters // 10)
 
 
 class TellsTensors(Separate):

@@ -47,9 +47,9 @@ def test_only_norms_of_its_own_make_a_task_frozen() -> None:
 def test_new_filters_change_nothing(name: str) -> None:
     context = small_context(name)
     plain, changed = context.build(3, 0).eval(), context.build(3, 0).eval()
-    found = filtered(changed)
-    insert(changed, {n: identity_filter(conv) for n, conv in found.items()})
-    assert sum(isinstance(m, Filtered) for m in changed.modules()) == len(found)
+    result = filtered(changed)
+    insert(changed, {n: identity_filter(conv) for n, conv in result.items()})
+    assert sum(isinstance(m, Filtered) for m in changed.modules()) == len(result)
     x = small_tasks(name)[0].test.x
     with torch.no_grad():
         assert torch.equal(changed(x), plain(x))
@@ -62,10 +62,10 @@ def test_a_filter_works_on_each_channel_alone_and_behind_the_bias() -> None:
     x = torch.randn(4, 2, 5, 5, generator=chance)
     with torch.no_grad():
         y = conv(x)
-        found = Filtered(conv, kernels)(x)
+        result = Filtered(conv, kernels)(x)
         for channel in range(3):
             alone = nn.functional.conv2d(y[:, channel : channel + 1], kernels[channel : channel + 1], padding=1)
-            torch.testing.assert_close(found[:, channel : channel + 1], alone)
+            torch.testing.assert_close(result[:, channel : channel + 1], alone)
 
 
 def test_kernels_of_one_pixel_have_no_filter() -> None:

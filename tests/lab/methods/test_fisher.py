@@ -51,18 +51,18 @@ def by_loops(net: nn.Module, x: Tensor, y: Tensor, labels: Labels) -> dict[str, 
     return total
 
 
-def close(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
+def close(result: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert result.keys() == expected.keys()
     for name in expected:
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-9, atol=ROUNDING, msg=name)
+        torch.testing.assert_close(result[name], expected[name], rtol=1e-9, atol=ROUNDING, msg=name)
 
 
 def test_of_a_linear_softmax_model_it_is_the_variance_of_the_labels_times_the_squared_input() -> None:
     model, x, y = linear()
-    found = fisher_by_example(model, dict(model.named_parameters()), x, y, "exact")
+    result = fisher_by_example(model, dict(model.named_parameters()), x, y, "exact")
     chances = model(x).softmax(1).detach()
     variance = chances * (1 - chances)
-    close(found, {"weight": variance.T @ x.square() / len(x), "bias": variance.mean(0)})
+    close(result, {"weight": variance.T @ x.square() / len(x), "bias": variance.mean(0)})
 
 
 @pytest.mark.parametrize("labels", ["predicted", "true", "exact"])
@@ -73,9 +73,9 @@ def test_by_example_it_is_the_mean_of_squared_gradients(labels: Labels) -> None:
 
 def test_label_choices_differ() -> None:
     net, x, y = network()
-    found = [by_loops(net, x, y, labels)["head.weight"] for labels in ("predicted", "true", "exact")]
-    assert not torch.allclose(found[0], found[1])
-    assert not torch.allclose(found[0], found[2])
+    result = [by_loops(net, x, y, labels)["head.weight"] for labels in ("predicted", "true", "exact")]
+    assert not torch.allclose(result[0], result[1])
+    assert not torch.allclose(result[0], result[2])
 
 
 @pytest.mark.parametrize("labels", ["predicted", "true"])
@@ -103,12 +103,12 @@ def test_it_is_nowhere_negative_and_zero_for_a_dead_unit() -> None:
     with torch.no_grad():
         net.linear.bias[4] = -1e6
     named = dict(net.named_parameters())
-    for found in (fisher_by_batch(net, named, x, y, "true", 8), fisher_by_example(net, named, x, y, "true")):
-        assert all(bool((f >= 0).all()) for f in found.values())
-        assert float(found["linear.weight"][4].abs().sum()) == 0
-        assert float(found["linear.bias"][4]) == 0
-        assert float(found["head.weight"][:, 4].abs().sum()) == 0
-        assert float(found["linear.weight"].sum()) > 0
+    for result in (fisher_by_batch(net, named, x, y, "true", 8), fisher_by_example(net, named, x, y, "true")):
+        assert all(bool((f >= 0).all()) for f in result.values())
+        assert float(result["linear.weight"][4].abs().sum()) == 0
+        assert float(result["linear.bias"][4]) == 0
+        assert float(result["head.weight"][:, 4].abs().sum()) == 0
+        assert float(result["linear.weight"].sum()) > 0
 
 
 def test_it_leaves_the_network_as_it_was() -> None:
@@ -145,6 +145,6 @@ def test_statistics_of_the_batch_need_batches() -> None:
     named = dict(net.named_parameters())
     with pytest.raises(SettingError, match="per_example=False"):
         fisher_by_example(net, named, x, y, "true")
-    found = fisher_by_batch(net, named, x, y, "true", batch=4)  # the ninth row joins the second batch
-    assert float(found["head.weight"].sum()) > 0
-    assert float(found["unused"].sum()) == 0
+    result = fisher_by_batch(net, named, x, y, "true", batch=4)  # the ninth row joins the second batch
+    assert float(result["head.weight"].sum()) > 0
+    assert float(result["unused"].sum()) == 0

@@ -96,10 +96,10 @@ def test_a_scaled_weight_is_the_product_entry_by_entry() -> None:
     with torch.no_grad():
         part.r.copy_(torch.tensor([2.0, 3.0]))
         part.s.copy_(torch.tensor([1.0, 10.0, 100.0]))
-    found = part(weight)
+    result = part(weight)
     for j in range(2):
         for i in range(3):
-            assert torch.equal(found[j, i], weight[j, i] * part.r[j] * part.s[i])
+            assert torch.equal(result[j, i], weight[j, i] * part.r[j] * part.s[i])
 
 
 def test_the_first_task_of_be_stores_its_vectors_and_nothing_twice() -> None:
@@ -116,10 +116,10 @@ def test_the_first_task_of_be_is_predicted_as_it_was_trained(monkeypatch: pytest
     fit = network.fit
 
     def watched(context: Context, task: Task, net: nn.Module, *rest: Any) -> Any:
-        found = fit(context, task, net, *rest)
+        result = fit(context, task, net, *rest)
         with torch.no_grad():
             trained.append(net(x))
-        return found
+        return result
 
     monkeypatch.setattr(network, "fit", watched)
     method = learned("be", 1)

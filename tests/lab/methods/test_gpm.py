@@ -145,8 +145,8 @@ def test_later_tasks_train_weights_and_their_head_and_nothing_else(settings: dic
     start = dict(tiny_context().build(3, 0).named_parameters())
     method.learn(tiny_tasks()[1])  # a position decides, not the task's identity, which is 1 here
     first = values(method)
-    told = set(first) - {"conv1.bias", "conv2.bias"}  # the norm after them takes out what they do
-    assert all(not torch.equal(first[n], start[n]) for n in told), "the first task trains everything"
+    reported = set(first) - {"conv1.bias", "conv2.bias"}  # the norm after them takes out what they do
+    assert all(not torch.equal(first[n], start[n]) for n in reported), "the first task trains everything"
     heads = [{n: t.clone() for n, t in network.contents(h).items()} for h in method.heads]
     free = set(method.free())
     assert free
@@ -275,10 +275,10 @@ def test_thresholds_are_the_published_ones(
 )
 def test_images_of_layers_are_the_published_ones(backbone: str, benchmark: str, expected: list[int]) -> None:
     layers = subspaces.layers_of(backbones.build(backbone), "head")
-    found = BENCHMARKS[benchmark].images_of(layers)
-    assert list(found.values()) == expected
+    result = BENCHMARKS[benchmark].images_of(layers)
+    assert list(result.values()) == expected
     if backbone == "resnet18":
-        assert [found[f"blocks.{i}.shortcut.0"] for i in (2, 4, 6)] == [10, 50, 100], "as their blocks"
+        assert [result[f"blocks.{i}.shortcut.0"] for i in (2, 4, 6)] == [10, 50, 100], "as their blocks"
 
 
 @pytest.mark.parametrize("rank", [2, 9])
@@ -292,9 +292,9 @@ def test_both_ways_to_project_agree(rank: int) -> None:
 def test_the_official_mode_has_plain_sgd_without_a_penalty() -> None:
     crowded = replace(TINY, gradient_scale=10.0, schedule="cosine")
     method = GradientProjection(tiny_context(recipe=crowded), mode="official", benchmark="cifar100-split")
-    found = method.context.recipe
-    assert (found.optimiser, found.momentum, found.lr, found.batch, found.epochs) == ("sgd", 0.0, 0.01, 64, 200)
-    assert (found.schedule, found.gradient_scale, method.l2) == ("constant", 1.0, 0.0)
+    result = method.context.recipe
+    assert (result.optimiser, result.momentum, result.lr, result.batch, result.epochs) == ("sgd", 0.0, 0.01, 64, 200)
+    assert (result.schedule, result.gradient_scale, method.l2) == ("constant", 1.0, 0.0)
     assert GradientProjection(tiny_context()).context.recipe == TINY
 
 

@@ -229,14 +229,14 @@ def test_the_temperature_falls_step_by_step_and_stays_at_its_end(monkeypatch: py
     seen = watch(monkeypatch)
     WeightFactors(tiny_context(recipe=replace(TINY, epochs=2000))).learn(tiny_tasks()[0])
     temperature = seen[0]["net"].temperature
-    found = []
+    result = []
     for _ in range(300):
-        found.append(float(temperature))
+        result.append(float(temperature))
         with torch.no_grad():
             seen[0]["after_step"]()
-    assert found[0] == 10
-    assert found[100] == pytest.approx(10 * 0.99**100, rel=1e-4)
-    assert found[280] == pytest.approx(2 / 3)
+    assert result[0] == 10
+    assert result[100] == pytest.approx(10 * 0.99**100, rel=1e-4)
+    assert result[280] == pytest.approx(2 / 3)
 
 
 def test_a_short_stage_cools_by_its_middle_and_lets_the_choice_move() -> None:
@@ -280,9 +280,9 @@ def test_sizes_are_factors_in_use_gates_norms_heads_and_a_bit_per_choice() -> No
         assert method.details()["factors"][path] == [len(second), union, len(method.dictionary[path][0])]
     numbers += 2 * norms + 17 * (3 + 2)
     assert method.counted() == numbers
-    found = method.stored()
-    assert found.parameters == numbers + 2 * statistics
-    assert found.bytes == 4 * (numbers + 2 * (statistics - 2)) + 8 * 2 * 2 + bits
+    result = method.stored()
+    assert result.parameters == numbers + 2 * statistics
+    assert result.bytes == 4 * (numbers + 2 * (statistics - 2)) + 8 * 2 * 2 + bits
 
 
 def test_statistics_of_norms_are_those_of_the_network_as_it_is_used() -> None:

@@ -196,13 +196,13 @@ def test_the_official_mode_predicts_from_raw_pixels_after_restoring_too() -> Non
     task = replace(tiny_tasks()[0], normal=Normal((0.5,), (0.25,)))
     method = RankUpdates(tiny_context(), mode="official", epochs=2)
     method.learn(task)
-    found = method.predict(task.test.x, 0)
+    result = method.predict(task.test.x, 0)
     with torch.no_grad():
         expected = method.module(0)(255 * (task.test.x * 0.25 + 0.5))
-    assert torch.equal(found, expected)
+    assert torch.equal(result, expected)
     again = RankUpdates(tiny_context(), mode="official", epochs=2)
     again.restore(deserialised(serialised(method.state())))
-    assert torch.equal(again.predict(task.test.x, 0), found)
+    assert torch.equal(again.predict(task.test.x, 0), result)
 
 
 def test_raw_pixels_undo_the_normalisation() -> None:
@@ -215,8 +215,8 @@ def test_raw_pixels_undo_the_normalisation() -> None:
 def test_squared_error_is_that_of_the_softmax() -> None:
     logits = torch.tensor([[0.0, 0.0], [0.0, 3.0]])
     p = float(torch.tensor(3.0).sigmoid())
-    found = squared_error(nn.Identity(), logits, torch.tensor([0, 1]))
-    assert float(found) == pytest.approx((2 * 0.25 + 2 * (1 - p) ** 2) / 4)
+    result = squared_error(nn.Identity(), logits, torch.tensor([0, 1]))
+    assert float(result) == pytest.approx((2 * 0.25 + 2 * (1 - p) ** 2) / 4)
 
 
 @pytest.mark.parametrize(

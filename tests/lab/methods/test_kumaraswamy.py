@@ -17,12 +17,12 @@ LONG = 20_000
 """Terms after which the series has converged for the shapes used here: its terms fall like m^(−1−d)."""
 
 
-def one(value: float) -> Tensor:
+def item(value: float) -> Tensor:
     return torch.tensor([value], dtype=torch.float64)
 
 
 def kl(c: float, d: float, c0: float, d0: float, terms: int = LONG) -> float:
-    return float(divergence(one(c), one(d), one(c0), one(d0), terms))
+    return float(divergence(item(c), item(d), item(c0), item(d0), terms))
 
 
 def density(v: Tensor, c: Tensor, d: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ def uniform(rows: int, *names: object) -> Tensor:
 @pytest.mark.parametrize(("c", "d"), [(3.0, 2.0), (0.7, 1.0), (40.0, 1.5), (2.0, 5.0)])
 def test_a_sample_inverts_the_distribution_function(c: float, d: float) -> None:
     u = torch.linspace(0.01, 0.99, 50, dtype=torch.float64)
-    v = sample(one(c), one(d), u)
+    v = sample(item(c), item(d), u)
     torch.testing.assert_close(1 - (1 - v**c) ** d, u, rtol=1e-10, atol=1e-10)
 
 
@@ -57,12 +57,12 @@ def test_known_divergences(shapes: tuple[float, float, float, float], value: flo
 @pytest.mark.parametrize(("c", "d"), [(2.0, 3.0), (4.0, 1.2), (1.5, 2.0)])
 def test_the_density_used_here_is_torchs(c: float, d: float) -> None:
     middle = torch.linspace(0.1, 0.9, 9, dtype=torch.float64)  # nearer to 0 torch's own loses all digits
-    torch.testing.assert_close(density(middle, one(c), one(d)), Kumaraswamy(one(c), one(d)).log_prob(middle))
+    torch.testing.assert_close(density(middle, item(c), item(d)), Kumaraswamy(item(c), item(d)).log_prob(middle))
 
 
 @pytest.mark.parametrize("shapes", [(2, 3, 5, 1), (2, 3, 1.5, 2), (4, 1.2, 3, 0.8), (30, 1.5, 20, 1.1)])
 def test_the_divergence_is_the_mean_log_ratio_of_densities(shapes: tuple[float, float, float, float]) -> None:
-    c, d, c0, d0 = (one(value) for value in shapes)
+    c, d, c0, d0 = (item(value) for value in shapes)
     v = sample(c, d, uniform(200_000, "kumaraswamy", shapes))
     ratio = density(v, c, d) - density(v, c0, d0)
     error = float(ratio.std()) / len(v) ** 0.5
@@ -80,21 +80,21 @@ def test_without_a_second_shape_the_series_vanishes() -> None:
 
 def test_the_divergence_is_taken_entry_by_entry_and_has_gradients() -> None:
     c, d = torch.tensor([2.0, 4.0], requires_grad=True), torch.tensor([3.0, 1.2], requires_grad=True)
-    found = divergence(c, d, torch.tensor([1.5, 3.0]), torch.tensor([2.0, 0.8]), 500)
-    assert found.tolist() == pytest.approx([kl(2, 3, 1.5, 2, 500), kl(4, 1.2, 3, 0.8, 500)], abs=1e-5)
-    found.sum().backward()
+    result = divergence(c, d, torch.tensor([1.5, 3.0]), torch.tensor([2.0, 0.8]), 500)
+    assert result.tolist() == pytest.approx([kl(2, 3, 1.5, 2, 500), kl(4, 1.2, 3, 0.8, 500)], abs=1e-5)
+    result.sum().backward()
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in (c, d))
 
 
 @pytest.mark.parametrize("temperature", [10.0, 1.0, 2 / 3])
 def test_the_logistic_density_is_torchs(temperature: float) -> None:
     odds, y = torch.linspace(-3, 3, 7, dtype=torch.float64), torch.linspace(-2, 4, 7, dtype=torch.float64)
-    theirs = LogitRelaxedBernoulli(one(temperature), logits=odds).log_prob(y)
-    torch.testing.assert_close(log_density(y, odds, one(temperature)), theirs)
+    theirs = LogitRelaxedBernoulli(item(temperature), logits=odds).log_prob(y)
+    torch.testing.assert_close(log_density(y, odds, item(temperature)), theirs)
 
 
 def test_logistic_samples_have_the_logistic_density() -> None:
-    temperature, odds = one(2 / 3), one(0.4)
+    temperature, odds = item(2 / 3), item(0.4)
     y = logistic(odds, uniform(200_000, "logistic"), temperature)
     edges = torch.linspace(-6, 6, 13, dtype=torch.float64)
     grid = torch.linspace(-6, 6, 12 * 200 + 1, dtype=torch.float64)
@@ -102,21 +102,21 @@ def test_logistic_samples_have_the_logistic_density() -> None:
     for low, high in pairwise(edges):
         inside = (grid >= low - 1e-9) & (grid <= high + 1e-9)
         expected = float(torch.trapezoid(height[inside], grid[inside]))
-        found = float(((y >= low) & (y < high)).double().mean())
-        assert abs(found - expected) < 5 * (expected * (1 - expected) / len(y)) ** 0.5 + 1e-5
+        result = float(((y >= low) & (y < high)).double().mean())
+        assert abs(result - expected) < 5 * (expected * (1 - expected) / len(y)) ** 0.5 + 1e-5
     assert float((y > 0).double().mean()) == pytest.approx(float(odds.sigmoid()), abs=5e-3), "a relaxed Bernoulli"
 
 
 def test_the_stick_is_the_product_of_its_breaks_and_gets_shorter() -> None:
     v = torch.tensor([0.9, 0.5, 0.8], dtype=torch.float64)
     torch.testing.assert_close(stick(v).exp(), torch.tensor([0.9, 0.45, 0.36], dtype=torch.float64), atol=1e-6, rtol=0)
-    breaks = sample(one(15.0), one(1.0), uniform(60 * 500, "stick")).view(60, 500)
+    breaks = sample(item(15.0), item(1.0), uniform(60 * 500, "stick")).view(60, 500)
     mean = stick(breaks).exp().mean(1)
     assert bool((mean.diff() < 0).all())
     torch.testing.assert_close(mean[:10], (15 / 16) ** torch.arange(1, 11, dtype=torch.float64), rtol=0.05, atol=0)
 
 
 def test_log_odds_are_bounded() -> None:
-    found = log_odds(torch.tensor([0.0, -0.5, -50.0], dtype=torch.float64))
+    result = log_odds(torch.tensor([0.0, -0.5, -50.0], dtype=torch.float64))
     p = torch.tensor(-0.5, dtype=torch.float64).exp()
-    torch.testing.assert_close(found, torch.stack([one(LIMIT)[0], (p / (1 - p)).log(), one(-LIMIT)[0]]))
+    torch.testing.assert_close(result, torch.stack([item(LIMIT)[0], (p / (1 - p)).log(), item(-LIMIT)[0]]))

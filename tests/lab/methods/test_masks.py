@@ -19,10 +19,10 @@ def independent(tasks: int, weights: int, share: float) -> Bits:
 def drifting(tasks: int, weights: int, share: float, moves: float) -> Bits:
     """Each task's mask is the one before it, drawn anew in a few places."""
     chance = np.random.RandomState(1)
-    found = [chance.rand(weights) < share]
+    result = [chance.rand(weights) < share]
     for _ in range(tasks - 1):
-        found.append(np.where(chance.rand(weights) < moves, chance.rand(weights) < share, found[-1]))
-    return np.stack(found)
+        result.append(np.where(chance.rand(weights) < moves, chance.rand(weights) < share, result[-1]))
+    return np.stack(result)
 
 
 def entropy(bits: Bits) -> float:
@@ -36,8 +36,8 @@ def test_a_symbol_has_a_bit_per_task_and_neighbours_fill_a_byte() -> None:
     assert symbols_of(bits).tolist() == [0b010_011, 0b101], "two weights of three tasks to a byte, the last one alone"
     seven = independent(7, 20, 0.5)
     assert symbols_of(seven).tolist() == [sum(int(b) << t for t, b in enumerate(column)) for column in seven.T]
-    one = np.array([[1, 0, 0, 0, 0, 0, 0, 1, 1]], bool)
-    assert symbols_of(one).tolist() == [0b1000_0001, 1]
+    item = np.array([[1, 0, 0, 0, 0, 0, 0, 1, 1]], bool)
+    assert symbols_of(item).tolist() == [0b1000_0001, 1]
 
 
 @pytest.mark.parametrize("tasks", range(1, TASKS + 1))
@@ -100,34 +100,34 @@ def made(tasks: int) -> tuple[Masks, list[dict[str, torch.Tensor]]]:
     chance = seeding.generator("masks")
     shapes = {"conv": (8, 3, 3, 3), "linear": (10, 12)}
     given = [{n: torch.rand(shape, generator=chance) < 0.3 for n, shape in shapes.items()} for _ in range(tasks)]
-    found = Masks()
+    result = Masks()
     for mask in given:
-        found.add(mask)
-    return found, given
+        result.add(mask)
+    return result, given
 
 
 @pytest.mark.parametrize("tasks", [1, 7, 8, 15])
 def test_every_task_gets_its_masks_back(tasks: int) -> None:
-    found, given = made(tasks)
+    result, given = made(tasks)
     for i, masks_of_task in enumerate(given):
-        assert all(torch.equal(found.of(i)[n], mask) for n, mask in masks_of_task.items())
-    for n, used in found.used().items():
+        assert all(torch.equal(result.of(i)[n], mask) for n, mask in masks_of_task.items())
+    for n, used in result.used().items():
         assert torch.equal(used, torch.stack([g[n] for g in given]).any(0))
 
 
 def test_coded_masks_decode_to_every_tasks_mask() -> None:
-    found, given = made(9)
+    result, given = made(9)
     for group, tasks in ((0, 7), (1, 2)):
-        for n, content in found.coded(group).items():
+        for n, content in result.coded(group).items():
             bits = decode(content, tasks, given[0][n].numel())
             for i in range(tasks):
                 assert torch.equal(torch.from_numpy(bits[i]).view_as(given[0][n]), given[7 * group + i][n])
-    assert found.bytes() == sum(len(c) for group in (0, 1) for c in found.coded(group).values())
+    assert result.bytes() == sum(len(c) for group in (0, 1) for c in result.coded(group).values())
 
 
 def test_a_full_group_is_coded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, given = made(8)
-    before = found.bytes()
+    result, given = made(8)
+    before = result.bytes()
     calls: list[int] = []
 
     def watched(bits: Bits) -> bytes:
@@ -135,22 +135,22 @@ def test_a_full_group_is_coded_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return encode(bits)
 
     monkeypatch.setattr(masks, "encode", watched)
-    assert found.bytes() == before
+    assert result.bytes() == before
     assert not calls
-    found.add(given[0])
-    assert found.bytes() > before
+    result.add(given[0])
+    assert result.bytes() > before
     assert calls == [2, 2], "two layers of the second group, which now has two tasks"
 
 
 def test_restored_masks_are_the_same_in_the_layout_of_the_weights() -> None:
-    found, _ = made(9)
+    result, _ = made(9)
     like = {
         "conv": torch.zeros(8, 3, 3, 3).contiguous(memory_format=torch.channels_last),
         "linear": torch.zeros(10, 12),
     }
-    again = Masks.restored({n: t.clone() for n, t in found.tensors().items()}, 9, like)
+    again = Masks.restored({n: t.clone() for n, t in result.tensors().items()}, 9, like)
     assert again.tasks == 9
-    assert again.bytes() == found.bytes()
+    assert again.bytes() == result.bytes()
     for i in range(9):
-        assert all(torch.equal(again.of(i)[n], mask) for n, mask in found.of(i).items())
+        assert all(torch.equal(again.of(i)[n], mask) for n, mask in result.of(i).items())
     assert again.groups[0]["conv"].stride() == like["conv"].stride()

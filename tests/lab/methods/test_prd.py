@@ -90,11 +90,11 @@ def test_prototypes_are_attracted_and_features_are_not() -> None:
 
 def test_relations_are_projections_on_prototypes_of_length_one() -> None:
     h, ws = noise("h", 6, 5), [noise("w0", 3, 5), noise("w1", 2, 5)]
-    found = relations(h, ws)
-    assert [tuple(a.shape) for a in found] == [(6, 3), (6, 2)]
-    for a, w in zip(found, ws, strict=True):
+    result = relations(h, ws)
+    assert [tuple(a.shape) for a in result] == [(6, 3), (6, 2)]
+    for a, w in zip(result, ws, strict=True):
         torch.testing.assert_close(a, h @ (w / w.norm(dim=1, keepdim=True)).T)
-    torch.testing.assert_close(relations(3 * h, ws)[0], 3 * found[0])  # features are not normalised
+    torch.testing.assert_close(relations(3 * h, ws)[0], 3 * result[0])  # features are not normalised
     assert relations(h, []) == []
 
 
@@ -238,20 +238,20 @@ def normalised(pixels: Tensor) -> Tensor:
 
 def test_colours_are_changed_in_pixels_and_stay_pixels() -> None:
     view = View(NORMAL, normalised(PIXELS))
-    found = view.coloured(PIXELS, seeding.generator("view"))
-    assert float(found.min()) >= 0
-    assert float(found.max()) <= 1
-    same = ((found - PIXELS).abs() < 1e-6).flatten(1).all(1).sum()
-    is_grey = (found[:, 0] == found[:, 1]).flatten(1).all(1).sum()
+    result = view.coloured(PIXELS, seeding.generator("view"))
+    assert float(result.min()) >= 0
+    assert float(result.max()) <= 1
+    same = ((result - PIXELS).abs() < 1e-6).flatten(1).all(1).sum()
+    is_grey = (result[:, 0] == result[:, 1]).flatten(1).all(1).sum()
     assert 0 < int(same) < 20, "one of five keeps its colours, unless it becomes grey"
     assert 2 <= int(is_grey) <= 16, "one of five"
 
 
 def test_without_colours_and_crops_a_view_is_the_image_its_mirror_image_or_grey() -> None:
     x, dull = normalised(PIXELS), normalised(grey(PIXELS).expand_as(PIXELS))
-    found = View(NORMAL, x, padding=0, colour=0.0)(x, seeding.generator("plain"))
+    result = View(NORMAL, x, padding=0, colour=0.0)(x, seeding.generator("plain"))
     choices = torch.stack([x, x.flip(3), dull, dull.flip(3)])
-    far = (choices - found).abs().flatten(2).amax(2)
+    far = (choices - result).abs().flatten(2).amax(2)
     assert float(far.amin(0).max()) < 1e-5
     assert far.argmin(0).bincount(minlength=4).gt(0).all(), "each of the four comes up"
 
@@ -262,10 +262,10 @@ def test_brightness_and_contrast_are_those_of_the_factors(monkeypatch: pytest.Mo
     values = iter([torch.tensor([0.75, 0.25, 0.5]).view(3, 1, 1, 1, 1), torch.tensor([0.0, 1.0]).view(2, 1, 1, 1, 1)])
     monkeypatch.setattr(torch, "rand", lambda *shape, **kw: next(values).expand(shape))
     pixels = 0.5 * PIXELS[:4, :1]
-    found = view.coloured(pixels, seeding.generator("unused"))
+    result = view.coloured(pixels, seeding.generator("unused"))
     bright = pixels * 1.2
     mean = bright.mean((1, 2, 3), keepdim=True)
-    torch.testing.assert_close(found, mean + 0.8 * (bright - mean))
+    torch.testing.assert_close(result, mean + 0.8 * (bright - mean))
     monkeypatch.setattr(torch, "rand", draw)
 
 
@@ -293,8 +293,8 @@ def test_values_that_are_no_pixels_keep_their_range() -> None:
     x = noise("far", 10, 3, 8, 8) * 5
     view = View(Normal((0.0,), (1.0,)), x)
     assert (view.low, view.high) == (float(x.min()), float(x.max()))
-    found = view.coloured(x, seeding.generator("far"))
-    assert float(found.min()) < -1, "negative values are not cut off"
+    result = view.coloured(x, seeding.generator("far"))
+    assert float(result.min()) < -1, "negative values are not cut off"
 
 
 def test_crops_are_an_eighth_of_the_image_and_four_pixels_at_most() -> None:

@@ -43,11 +43,11 @@ def test_a_weight_times_the_patches_is_the_convolution(how: dict[str, Any]) -> N
     layer = nn.Conv2d(3, 5, bias=True, dtype=torch.float64, **how)
     x = random(4, 3, 8, 8)
     y = layer(x).detach()
-    found = subspaces.matrix(layer.weight) @ subspaces.inputs(layer, x, y)
-    torch.testing.assert_close(found, subspaces.outputs(layer, x, y).detach())
+    result = subspaces.matrix(layer.weight) @ subspaces.inputs(layer, x, y)
+    torch.testing.assert_close(result, subspaces.outputs(layer, x, y).detach())
     assert layer.bias is not None
     plain = (y - layer.bias.view(1, -1, 1, 1)).detach()
-    torch.testing.assert_close(found.view(5, 4, -1), plain.movedim(1, 0).flatten(2))
+    torch.testing.assert_close(result.view(5, 4, -1), plain.movedim(1, 0).flatten(2))
 
 
 @pytest.mark.parametrize("shape", [(6, 7), (2, 3, 7)])
@@ -140,12 +140,12 @@ def test_layers_take_the_first_images_across_parts_and_no_hook_stays() -> None:
     net = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(48, 4)).double()
     layers = subspaces.layers_of(net, "none")
     x = random(45, 2, 4, 4)
-    found = collected(net, layers, x.split(25), {"0": 30, "3": 45}, subspaces.inputs)
+    result = collected(net, layers, x.split(25), {"0": 30, "3": 45}, subspaces.inputs)
     inside = net[:3](x).detach()
     conv = Columns([subspaces.inputs(net[0], x[:30], x)])
     assert conv._gram is not None
-    torch.testing.assert_close(found["0"]._gram, conv._gram)
-    torch.testing.assert_close(found["3"]._all(), inside.T)
+    torch.testing.assert_close(result["0"]._gram, conv._gram)
+    torch.testing.assert_close(result["3"]._all(), inside.T)
     made = collected(net, layers, [x], {"0": 45, "3": 2}, subspaces.outputs)
     torch.testing.assert_close(made["3"]._all(), (net[3].weight @ inside[:2].T).detach())
     torch.testing.assert_close(made["0"].energy(), energy_of(net[0], x))

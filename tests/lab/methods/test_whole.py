@@ -44,8 +44,8 @@ def test_separate_networks_store_one_network_per_task() -> None:
     tasks = tiny_tasks((3, 3, 3))
     for task in tasks:
         method.learn(task)
-    one = Size.of(contents(TinyNet(3)).values())
-    assert method.stored() == (3 * one.parameters, 3 * one.bytes)
+    item = Size.of(contents(TinyNet(3)).values())
+    assert method.stored() == (3 * item.parameters, 3 * item.bytes)
     assert method.counted() == 3 * sum(p.numel() for p in TinyNet(3).parameters())
 
 
@@ -76,29 +76,29 @@ def batches(order: list[int], mixed: bool) -> list[tuple[Tensor, Tensor]]:
     method.waiting, method.classes = tasks, [task.classes for task in tasks]
     data = method._data(TinyNet(3))
     owner = torch.cat([torch.full((task.classes,), task.identity) for task in tasks])
-    found = [(x, owner[y]) for x, y in data.batches(16, torch.Generator().manual_seed(0))]
-    assert len(found) == data.steps(16)
-    return found
+    result = [(x, owner[y]) for x, y in data.batches(16, torch.Generator().manual_seed(0))]
+    assert len(result) == data.steps(16)
+    return result
 
 
-def pictures(found: list[tuple[Tensor, Tensor]]) -> Tensor:
-    return torch.cat([x for x, _ in found]).flatten(1).sum(1).sort().values
+def pictures(result: list[tuple[Tensor, Tensor]]) -> Tensor:
+    return torch.cat([x for x, _ in result]).flatten(1).sum(1).sort().values
 
 
 def test_mixed_batches_hold_the_same_examples_in_every_order_and_all_tasks_in_each() -> None:
-    one, other = batches([0, 1, 2], mixed=True), batches([2, 0, 1], mixed=True)
-    assert len(one) == len(other)
-    torch.testing.assert_close(pictures(one), pictures(other))
-    for _, owners in one + other:
+    item, other = batches([0, 1, 2], mixed=True), batches([2, 0, 1], mixed=True)
+    assert len(item) == len(other)
+    torch.testing.assert_close(pictures(item), pictures(other))
+    for _, owners in item + other:
         assert set(owners.tolist()) == {0, 1, 2}
 
 
 def test_unmixed_batches_belong_to_one_task_and_tasks_take_turns() -> None:
-    found = batches([2, 0, 1], mixed=False)
-    assert all(len(set(owners.tolist())) == 1 for _, owners in found)
-    assert [int(owners[0]) for _, owners in found] == [2, 0, 1] * 3
-    assert sum(len(owners) for _, owners in found) == 48 + 48 + 49
-    torch.testing.assert_close(pictures(found), pictures(batches([0, 1, 2], mixed=True)))
+    result = batches([2, 0, 1], mixed=False)
+    assert all(len(set(owners.tolist())) == 1 for _, owners in result)
+    assert [int(owners[0]) for _, owners in result] == [2, 0, 1] * 3
+    assert sum(len(owners) for _, owners in result) == 48 + 48 + 49
+    torch.testing.assert_close(pictures(result), pictures(batches([0, 1, 2], mixed=True)))
 
 
 def test_turns_go_on_when_a_task_has_no_more() -> None:

@@ -50,9 +50,9 @@ def test_the_threshold_is_torchs_in_every_layout_and_type(share: float) -> None:
     k = 1 + round((1 - share) * (plain.numel() - 1))
     expected = plain.flatten().kthvalue(k).values
     for magnitudes in (plain, plain.contiguous(memory_format=torch.channels_last), plain.double()):
-        found = threshold(magnitudes, share)
-        assert found.dtype == magnitudes.dtype
-        assert torch.equal(found, expected.to(found.dtype))
+        result = threshold(magnitudes, share)
+        assert result.dtype == magnitudes.dtype
+        assert torch.equal(result, expected.to(result.dtype))
     half = plain.bfloat16()
     assert torch.equal(threshold(half, share), half.flatten().kthvalue(k).values)
 
@@ -186,9 +186,9 @@ def test_the_official_schedule_ends_with_the_best_epoch_and_its_mask(monkeypatch
     logits = network.logits
 
     def watched(context: Context, net: nn.Module, x: Tensor) -> Tensor:
-        found = logits(context, net, x)
-        losses.append(float(F.cross_entropy(found, task.val.y)))
-        return found
+        result = logits(context, net, x)
+        losses.append(float(F.cross_entropy(result, task.val.y)))
+        return result
 
     monkeypatch.setattr(network, "logits", watched)
     monkeypatch.setattr(wsn, "FLOOR", 3e-4)
@@ -208,8 +208,8 @@ def test_the_official_schedule_ends_with_the_best_epoch_and_its_mask(monkeypatch
     assert len(losses) < 200
     assert epochs_by_hand(losses) == len(losses)
     assert all(torch.equal(m, selected(method.scores[n], 0.5)) for n, m in method.masks.of(0).items())
-    found = F.cross_entropy(method.predict(task.val.x, 0), task.val.y)
-    assert float(found) == pytest.approx(best, rel=1e-6), "the mask is that of the restored scores"
+    result = F.cross_entropy(method.predict(task.val.x, 0), task.val.y)
+    assert float(result) == pytest.approx(best, rel=1e-6), "the mask is that of the restored scores"
 
 
 def epochs_by_hand(losses: Sequence[float]) -> int:
