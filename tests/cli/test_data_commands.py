@@ -52,7 +52,7 @@ class Run:
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("HALRP_DATA", raising=False)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
@@ -256,6 +256,6 @@ def test_the_command_starts_without_the_laboratory() -> None:
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="the real data are not beside the repository")
 def test_real_data_are_listed(tmp_path: Path) -> None:
-    found = entries("--data", REAL)
-    assert all(found[name]["present"] for name in ("cifar100", "mnist", "omniglot", "notmnist", "tinyimagenet"))
-    assert found["cifar100"]["bytes"] > 50_000_000
+    result = entries("--data", REAL)
+    assert all(result[name]["present"] for name in ("cifar100", "mnist", "omniglot", "notmnist", "tinyimagenet"))
+    assert result["cifar100"]["bytes"] > 50_000_000

@@ -9,7 +9,7 @@ from tests.lab.data.server import CONTENT, Site, serving
 
 
 @pytest.fixture
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return this library's part of an empty cache directory, in which nothing else is."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("HALRP_DATA", raising=False)

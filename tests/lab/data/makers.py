@@ -126,7 +126,9 @@ def tinyimagenet(count: int = 11) -> dict[str, bytes]:
     def jpeg(grey: bool = False) -> bytes:
         return encoded(random.integers(0, 256, (64, 64) if grey else (64, 64, 3), dtype=np.uint8), "JPEG")
 
-    files = {f"train/{one}/images/{one}_{number}.JPEG": jpeg(number == 1) for one in WNIDS for number in range(count)}
+    files = {
+        f"train/{item}/images/{item}_{number}.JPEG": jpeg(number == 1) for item in WNIDS for number in range(count)
+    }
     files |= {f"val/images/val_{number}.JPEG": jpeg() for number in (1, 0)}
     texts = {
         "wnids.txt": "\n".join(WNIDS) + "\n",

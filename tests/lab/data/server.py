@@ -29,7 +29,7 @@ class Site:
     etag: str | None = '"one"'
     modified: str | None = None
     length: bool = True
-    """Whether the length is told."""
+    """Whether the length is sent."""
     cut: list[int] = field(default_factory=list)
     """For each of the next answers, after how many bytes the connection ends."""
     statuses: list[int] = field(default_factory=list)

@@ -18,7 +18,7 @@ IMAGES, LABELS = makers.pictures(10, 3, (28, 28))
 
 
 @pytest.fixture
-def made(tmp_path: Path, own_cache: Path) -> Path:
+def made(tmp_path: Path, private_cache: Path) -> Path:
     """Return a data directory with a small MNIST, of the same images for training and for the test."""
     for stem in ("train", "t10k"):
         makers.put(tmp_path / "data" / "mnist" / f"{stem}-images-idx3-ubyte.gz", makers.idx(IMAGES))
@@ -35,18 +35,18 @@ def known(monkeypatch: pytest.MonkeyPatch, images: str, count: int = 30) -> None
     monkeypatch.setattr(module, "sources", dict)
 
 
-def test_a_set_that_is_not_there(tmp_path: Path, own_cache: Path) -> None:
+def test_a_set_that_is_not_there(tmp_path: Path, private_cache: Path) -> None:
     result = status("cifar10", tmp_path)
     assert (result.present, result.layout, result.bytes, result.complete) == (False, None, 0, None)
 
 
-def test_the_list_neither_decodes_nor_reads(made: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_neither_decodes_nor_reads(made: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hashlib, "file_digest", None)
     result = status("mnist", made)
     size = sum(path.stat().st_size for path in (made / "mnist").iterdir())
     assert (result.present, result.layout, result.directory, result.bytes) == (True, "IDX files", made, size)
     assert (result.complete, result.verified) == (None, "not asked")
-    assert not own_cache.exists()
+    assert not private_cache.exists()
 
 
 @pytest.mark.parametrize(("count", "complete"), [(30, True), (31, False)])

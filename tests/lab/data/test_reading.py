@@ -16,7 +16,7 @@ from halrp.lab.data.layouts import expanded
 from halrp.lab.reference import load_reference
 from tests.lab.data import makers
 
-pytestmark = pytest.mark.usefixtures("own_cache")
+pytestmark = pytest.mark.usefixtures("private_cache")
 
 CIFAR100 = {"train": makers.pictures(100, 2, (32, 32, 3), 0), "test": makers.pictures(100, 1, (32, 32, 3), 1)}
 TEN = {"train": makers.pictures(10, 5, (32, 32, 3), 2), "test": makers.pictures(10, 2, (32, 32, 3), 3)}
@@ -46,10 +46,10 @@ def cifar100_archive(root: Path) -> None:
 def cifar10_files() -> dict[str, bytes]:
     images, labels = TEN["train"]
     files = {
-        f"cifar-10-batches-bin/data_batch_{one + 1}.bin": makers.cifar_records(
-            images[10 * one : 10 * one + 10], labels[10 * one : 10 * one + 10]
+        f"cifar-10-batches-bin/data_batch_{item + 1}.bin": makers.cifar_records(
+            images[10 * item : 10 * item + 10], labels[10 * item : 10 * item + 10]
         )
-        for one in (4, 0, 2, 1, 3)
+        for item in (4, 0, 2, 1, 3)
     }
     return files | {"cifar-10-batches-bin/test_batch.bin": makers.cifar_records(*TEN["test"])}
 
@@ -162,8 +162,8 @@ def expected(name: str) -> dict[str, tuple[makers.Bytes, makers.Bytes]]:
     stored = {path.rsplit("/", 1)[-1]: content for path, content in makers.tinyimagenet().items()}
     train = [f"{wnid}_{number}.JPEG" for wnid in sorted(makers.WNIDS) for number in range(11)]
     return {
-        "train": (np.stack([decode(stored[one], "RGB") for one in train]), np.repeat([0, 1], 11).astype(np.uint8)),
-        "val": (np.stack([decode(stored[f"val_{one}.JPEG"], "RGB") for one in (0, 1)]), np.array([1, 0], np.uint8)),
+        "train": (np.stack([decode(stored[item], "RGB") for item in train]), np.repeat([0, 1], 11).astype(np.uint8)),
+        "val": (np.stack([decode(stored[f"val_{item}.JPEG"], "RGB") for item in (0, 1)]), np.array([1, 0], np.uint8)),
     }
 
 
@@ -175,14 +175,14 @@ def test_each_layout_gives_back_what_was_written(
     name: str, layout: str, write: Callable[[Path], object], tmp_path: Path
 ) -> None:
     write(tmp_path / "data")
-    found = read(name, tmp_path / "data")
-    assert found.layout == layout
-    assert not found.complete
-    assert list(found.parts) == list(SETS[name].counts)
+    result = read(name, tmp_path / "data")
+    assert result.layout == layout
+    assert not result.complete
+    assert list(result.parts) == list(SETS[name].counts)
     for part, (images, labels) in expected(name).items():
         if layout == "strips":
             images, labels = makers.by_class(images, labels)
-        got = found.parts[part]
+        got = result.parts[part]
         assert got.images.shape == (len(labels), *SETS[name].shape)
         assert got.images.dtype == np.uint8
         assert got.labels.dtype == np.int64
@@ -192,7 +192,7 @@ def test_each_layout_gives_back_what_was_written(
 
 def test_every_layout_in_the_data_directory_is_tried_above() -> None:
     for name, chosen in SETS.items():
-        assert {one.name for one in chosen.layouts if not one.directory} == {layout for layout, _ in WRITERS[name]}
+        assert {item.name for item in chosen.layouts if not item.directory} == {layout for layout, _ in WRITERS[name]}
 
 
 def test_the_debian_package_is_the_last_place_for_fashion_mnist(
@@ -203,8 +203,8 @@ def test_the_debian_package_is_the_last_place_for_fashion_mnist(
     here = (*layouts[:-1], replace(layouts[-1], directory=str(tmp_path / "debian")))
     monkeypatch.setitem(SETS, "fashion-mnist", replace(SETS["fashion-mnist"], layouts=here))
     idx("fashion-mnist", (".gz", ".gz"))(tmp_path / "debian")
-    found = read("fashion-mnist", tmp_path / "data")
-    assert (found.layout, found.directory) == ("Debian's IDX files", tmp_path / "debian")
+    result = read("fashion-mnist", tmp_path / "data")
+    assert (result.layout, result.directory) == ("Debian's IDX files", tmp_path / "debian")
 
 
 def test_braces_stand_for_their_choices_in_order() -> None:
@@ -223,9 +223,9 @@ def test_whole_files_are_preferred_to_a_subset_in_strips(tmp_path: Path) -> None
 def test_class_names_are_facts_in_label_order() -> None:
     known = load_reference("classes")
     named = {
-        one: fine
+        item: fine
         for each in load_reference("task_orders")["cifar100_superclass"]
-        for one, fine in zip(each["fine_ids"], each["fine_classes"], strict=True)
+        for item, fine in zip(each["fine_ids"], each["fine_classes"], strict=True)
     }
     assert known["cifar100"] == [named[label] for label in range(100)]
     assert all(len(set(known[name])) == 10 for name in ("cifar10", "mnist", "fashion-mnist", "svhn", "notmnist"))
@@ -233,13 +233,13 @@ def test_class_names_are_facts_in_label_order() -> None:
 
 def test_omniglots_parts_have_their_own_classes(tmp_path: Path) -> None:
     omniglot("omniglot", ".zip")(tmp_path)
-    found = read("omniglot", tmp_path)
-    assert found.part_classes["background"][:3] == (
+    result = read("omniglot", tmp_path)
+    assert result.part_classes["background"][:3] == (
         "Alpha_(background)/character01",
         "Alpha_(background)/character02",
         "Zulu_background/character01",
     )
-    assert found.classes == found.part_classes["background"] + found.part_classes["evaluation"]
+    assert result.classes == result.part_classes["background"] + result.part_classes["evaluation"]
 
 
 def test_tinyimagenets_classes_are_first_words_or_ids(tmp_path: Path) -> None:
@@ -286,21 +286,23 @@ def test_a_missing_class_is_damage_even_where_classes_are_unequal(tmp_path: Path
         read("mnist", tmp_path)
 
 
-# --- What is said --------------------------------------------------------------------------------------------
+# --- Messages ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SETS)
 def test_missing_data_names_the_set_the_directory_the_layouts_and_the_remedies(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layouts = tuple(replace(one, directory=one.directory and str(tmp_path / "nowhere")) for one in SETS[name].layouts)
+    layouts = tuple(
+        replace(item, directory=item.directory and str(tmp_path / "nowhere")) for item in SETS[name].layouts
+    )
     monkeypatch.setitem(SETS, name, replace(SETS[name], layouts=layouts))
     with pytest.raises(DataMissing) as caught:
         read(name, tmp_path)
     assert isinstance(caught.value, HalrpError)
-    told = [SETS[name].title, str(tmp_path), f"halrp data get {name}", "data=", "HALRP_DATA"]
-    told += [layout.shown for layout in layouts] + (["dataset-fashion-mnist"] if name == "fashion-mnist" else [])
-    assert [one for one in told if one not in str(caught.value)] == []
+    reported = [SETS[name].title, str(tmp_path), f"halrp data get {name}", "data=", "HALRP_DATA"]
+    reported += [layout.shown for layout in layouts] + (["dataset-fashion-mnist"] if name == "fashion-mnist" else [])
+    assert [item for item in reported if item not in str(caught.value)] == []
 
 
 def test_half_a_layout_is_missing_not_damaged(tmp_path: Path) -> None:
@@ -316,9 +318,9 @@ def test_an_unknown_set_is_answered_with_the_nearest_name(tmp_path: Path) -> Non
 
 
 def test_the_data_directory_is_the_argument_then_the_environment_then_the_cache(
-    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert data_directory() == own_cache / "data"
+    assert data_directory() == private_cache / "data"
     monkeypatch.setenv("HALRP_DATA", str(tmp_path / "environment"))
     assert data_directory() == tmp_path / "environment"
     assert data_directory(tmp_path / "argument") == tmp_path / "argument"
@@ -326,7 +328,7 @@ def test_the_data_directory_is_the_argument_then_the_environment_then_the_cache(
 
 def test_progress_is_told_while_decoding_and_not_from_the_cache(tmp_path: Path) -> None:
     WRITERS["notmnist"][0][1](tmp_path)
-    told: list[tuple[int, int, str]] = []
+    reported: list[tuple[int, int, str]] = []
     for _ in range(2):
-        module.read("notmnist", tmp_path, lambda *step: told.append(step))
-    assert told == [(20, 20, "notMNIST (small), all")]
+        module.read("notmnist", tmp_path, lambda *step: reported.append(step))
+    assert reported == [(20, 20, "notMNIST (small), all")]

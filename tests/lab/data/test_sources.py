@@ -29,9 +29,9 @@ def test_a_file_has_addresses_a_size_and_a_checksum(file: File) -> None:
     assert file.bytes is None or file.bytes > 0
     assert file.sha256 is None or re.fullmatch("[0-9a-f]{64}", file.sha256)
     assert file.md5 is None or re.fullmatch("[0-9a-f]{32}", file.md5)
-    place = PurePosixPath(file.path)
-    assert not place.is_absolute()
-    assert ".." not in place.parts
+    path = PurePosixPath(file.path)
+    assert not path.is_absolute()
+    assert ".." not in path.parts
 
 
 def test_every_known_value_says_where_it_is_published() -> None:

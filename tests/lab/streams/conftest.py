@@ -26,7 +26,7 @@ def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if missing:
         pytest.skip(f"the real images are not in ../shared/data beside the repository: {', '.join(missing)}")
     cache = getattr(request.config, "cache", None)
-    place = cache.mkdir("data") if cache else tmp_path_factory.getbasetemp() / "decoded"
+    path = cache.mkdir("data") if cache else tmp_path_factory.getbasetemp() / "decoded"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(place))
+        patch.setenv("XDG_CACHE_HOME", str(path))
         yield SHARED

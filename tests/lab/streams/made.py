@@ -29,16 +29,16 @@ DRAWINGS = 4
 
 
 @functools.cache
-def found(name: str) -> LoadedDataSet:
+def loaded(name: str) -> LoadedDataSet:
     """Make the data set `name`: its images in random order, except Omniglot's, which are sorted."""
     if name == "omniglot":
         parts = {part: pictures(DRAWINGS, count, 40, 1, seed=count) for part, count in CHARACTERS.items()}
         parts = {part: by_label(images) for part, images in parts.items()}
-        by_part = {part: tuple(f"{part}-{one}" for one in range(count)) for part, count in CHARACTERS.items()}
+        by_part = {part: tuple(f"{part}-{item}" for item in range(count)) for part, count in CHARACTERS.items()}
         return whole(parts, sum(by_part.values(), ()), by_part)
     sizes, classes, side, channels = KINDS[name]
     parts = {part: pictures(size, classes, side, channels, seed=size) for part, size in sizes.items()}
-    names = tuple(f"{name}-{one}" for one in range(classes))
+    names = tuple(f"{name}-{item}" for item in range(classes))
     return whole(parts, names, dict.fromkeys(parts, names))
 
 
@@ -59,10 +59,10 @@ def by_label(source: Images) -> Images:
 
 
 def read_made(monkeypatch: pytest.MonkeyPatch, partial: Collection[str] = ()) -> None:
-    """Let streams read the made data sets; those named in `partial` are said to be subsets."""
+    """Let streams read the made data sets; those named in `partial` are subsets."""
 
     def read(name: str, data: str | PathLike[str] | None = None) -> LoadedDataSet:
-        return found(name)._replace(complete=name not in partial)
+        return loaded(name)._replace(complete=name not in partial)
 
     for module in READERS:
         monkeypatch.setattr(module, "read", read)

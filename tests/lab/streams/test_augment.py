@@ -35,10 +35,10 @@ def cropped(image: Tensor, top: int, left: int, mirrored: bool, padding: int, fi
 
 def found_in(image: Tensor, result: Tensor, padding: int, fill: tuple[float, ...]) -> tuple[int, int, bool]:
     """The offsets and the mirroring that make the result of an image; there is one way only for noise."""
-    places = range(2 * padding + 1)
+    positions = range(2 * padding + 1)
     ways = [
         (top, left, mirrored)
-        for top, left, mirrored in itertools.product(places, places, (False, True))
+        for top, left, mirrored in itertools.product(positions, positions, (False, True))
         if torch.equal(cropped(image, top, left, mirrored, padding, fill), result)
     ]
     assert len(ways) == 1
@@ -54,9 +54,9 @@ def test_every_result_is_a_window_of_the_padded_image(
     x = images(channels=channels)
     if channels_last:
         x = x.contiguous(memory_format=torch.channels_last)
-    kept = x.clone()
+    before = x.clone()
     result = CropFlip(padding, fill)(x, seeded())
-    assert torch.equal(x, kept)
+    assert torch.equal(x, before)
     assert result.dtype == x.dtype
     wanted = torch.channels_last if channels_last else torch.contiguous_format
     assert result.is_contiguous(memory_format=wanted)

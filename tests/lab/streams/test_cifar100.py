@@ -8,20 +8,20 @@ import pytest
 from halrp.lab.reference import load_reference
 from halrp.lab.streams import Normal, cifar100, load
 from halrp.lab.streams.protocol import mixed
-from tests.lab.streams.made import found, normal, rows, sizes, splits
+from tests.lab.streams.made import loaded, normal, rows, sizes, splits
 
 MEAN, DEVIATION = (0.507, 0.487, 0.441), (0.267, 0.256, 0.276)
-SUPERCLASSES = {one["task"]: one for one in load_reference("task_orders")["cifar100_superclass"]}
+SUPERCLASSES = {item["task"]: item for item in load_reference("task_orders")["cifar100_superclass"]}
 
 
 def test_class_lists_are_partitions_of_the_fine_classes() -> None:
     known = load_reference("task_orders")
     for lists in (
         list(known["cifar100_split_classes"].values()),
-        [one["fine_ids"] for one in known["cifar100_superclass"]],
+        [item["fine_ids"] for item in known["cifar100_superclass"]],
         list(cifar100.random_classes().values()),
     ):
-        assert sorted(one for task in lists for one in task) == list(range(100))
+        assert sorted(item for task in lists for item in task) == list(range(100))
     assert {task: list(range(10 * task, 10 * task + 10)) for task in range(10)} == {
         int(task): ids for task, ids in known["cifar100_split_classes"].items()
     }
@@ -31,34 +31,36 @@ def test_random_classes_are_those_of_the_recorded_seed() -> None:
     classes = cifar100.random_classes()
     assert [len(mine) for mine in classes.values()] == [5] * 20
     assert classes[0] == sorted(np.random.RandomState(0).permutation(100)[:5].tolist())
-    superclasses = {tuple(one["fine_ids"]) for one in SUPERCLASSES.values()}
+    superclasses = {tuple(item["fine_ids"]) for item in SUPERCLASSES.values()}
     assert not superclasses & {tuple(mine) for mine in classes.values()}
 
 
 @pytest.mark.parametrize(
-    ("name", "kept", "held"), [("cifar100-split", 100, 20), ("cifar100-superclass", 50, 10), ("cifar100-20", 50, 5)]
+    ("name", "selected", "held"), [("cifar100-split", 100, 20), ("cifar100-superclass", 50, 10), ("cifar100-20", 50, 5)]
 )
-def test_tasks_follow_the_protocol_step_by_step(made: None, name: str, kept: int, held: int) -> None:
-    train, test = (found("cifar100").parts[part] for part in ("train", "test"))
+def test_tasks_follow_the_protocol_step_by_step(made: None, name: str, selected: int, held: int) -> None:
+    train, test = (loaded("cifar100").parts[part] for part in ("train", "test"))
     fine = {
         "cifar100-split": {task: range(10 * task, 10 * task + 10) for task in range(10)},
-        "cifar100-superclass": {task: one["fine_ids"] for task, one in SUPERCLASSES.items()},
+        "cifar100-superclass": {task: item["fine_ids"] for task, item in SUPERCLASSES.items()},
         "cifar100-20": cifar100.random_classes(),
     }[name]
     random = np.random.RandomState(3254)
     chosen = {}
     for identity, mine in fine.items():
-        pool, tested = (np.concatenate([np.flatnonzero(part.labels == one) for one in mine]) for part in (train, test))
+        pool, tested = (
+            np.concatenate([np.flatnonzero(part.labels == item) for item in mine]) for part in (train, test)
+        )
         random.shuffle(pool)
-        chosen[identity] = (pool[held:kept], pool[:held], mixed(tested))
+        chosen[identity] = (pool[held:selected], pool[:held], mixed(tested))
     stream = load(name, order="D", seed=2, fraction=0.5)
     for task in stream:
         mine = list(fine[task.identity])
         for split, images, source in zip(splits(task), chosen[task.identity], (train, train, test), strict=True):
             # float32 against float64: values up to 2.2, a few roundings of 6e-8 each.
             np.testing.assert_allclose(split.x.numpy(), normal(source.images[images], MEAN, DEVIATION), atol=2e-6)
-            assert split.y.tolist() == [mine.index(one) for one in source.labels[images]]
-        assert task.class_names == tuple(f"cifar100-{one}" for one in mine)
+            assert split.y.tolist() == [mine.index(item) for item in source.labels[images]]
+        assert task.class_names == tuple(f"cifar100-{item}" for item in mine)
         assert task.normal == Normal(MEAN, DEVIATION)
 
 
@@ -76,7 +78,7 @@ def test_tasks_are_named_by_their_classes(made: None) -> None:
         "large-man-made-outdoor-things",
         "vehicles-1",
     ]
-    assert load("cifar100-20")[0].name == "classes-" + "-".join(f"{one:02d}" for one in cifar100.random_classes()[0])
+    assert load("cifar100-20")[0].name == "classes-" + "-".join(f"{item:02d}" for item in cifar100.random_classes()[0])
 
 
 # --- The real data, when they are beside the repository ------------------------------------------------------

@@ -134,8 +134,8 @@ def test_floats_of_unknown_origin_are_stretched_over_the_whole_stream() -> None:
     black, grey, white = (starts(sheet, (value,) * 3) for value in (0, round(255 * 3 / 8), 255))
     assert len(black) == 1
     assert black < grey < white
-    kept = contact_sheet(stream_of(images[1:2] + 0.2, [0], 1, normal=plain))  # already in 0 … 1: shown as it is
-    assert len(starts(kept, (51, 51, 51))) == 1
+    selected = contact_sheet(stream_of(images[1:2] + 0.2, [0], 1, normal=plain))  # already in 0 … 1: shown as it is
+    assert len(starts(selected, (51, 51, 51))) == 1
 
 
 def test_long_and_wide_streams_stay_of_a_reasonable_size() -> None:

@@ -44,8 +44,8 @@ def numbers(task: Task) -> tuple[list[int], list[int], list[int]]:
     return train, val, test
 
 
-def same(one: Task, other: Task) -> bool:
-    pairs = zip((one.train, one.val, one.test), (other.train, other.val, other.test), strict=True)
+def same(item: Task, other: Task) -> bool:
+    pairs = zip((item.train, item.val, item.test), (other.train, other.val, other.test), strict=True)
     return all(torch.equal(a.x, b.x) and torch.equal(a.y, b.y) for a, b in pairs)
 
 
@@ -274,10 +274,10 @@ def test_a_permutation_moves_the_values_of_every_part_alike() -> None:
     assert len(stream[0].normal.mean) == 1
     assert same(stream[0], plain)
     for task in stream[1:]:
-        places = torch.from_numpy(permutation(task.identity, 3 * 8 * 8))
-        assert sorted(places.tolist()) == list(range(192))
+        positions = torch.from_numpy(permutation(task.identity, 3 * 8 * 8))
+        assert sorted(positions.tolist()) == list(range(192))
         for split, source in zip((task.train, task.val, task.test), (plain.train, plain.val, plain.test), strict=True):
-            assert torch.equal(split.x.flatten(1), source.x.flatten(1)[:, places])
+            assert torch.equal(split.x.flatten(1), source.x.flatten(1)[:, positions])
             assert torch.equal(split.y, source.y)
     assert not same(stream[1], stream[2])
     assert not same(permuted(data, seed=2, first_identity=False)[0], plain)

@@ -74,9 +74,9 @@ def test_digits_are_a_function_of_the_seed_and_not_of_the_order() -> None:
     for task in load("digits", order="B", seed=2):
         same = by_identity[task.identity]
         assert same.name == task.name
-        for one, other in zip(splits(same), splits(task), strict=True):
-            assert torch.equal(one.x, other.x)
-            assert torch.equal(one.y, other.y)
+        for item, other in zip(splits(same), splits(task), strict=True):
+            assert torch.equal(item.x, other.x)
+            assert torch.equal(item.y, other.y)
     assert not torch.equal(load("digits", seed=3)[0].train.x, by_identity[0].train.x)
 
 

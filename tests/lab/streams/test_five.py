@@ -11,7 +11,7 @@ from halrp.lab.data import LoadedDataSet, read
 from halrp.lab.streams import Normal, five, load
 from halrp.lab.streams.pixels import normalised, padded, resized
 from halrp.lab.streams.protocol import mixed
-from tests.lab.streams.made import found, rows, sizes, splits
+from tests.lab.streams.made import loaded, rows, sizes, splits
 
 NAMES = ("cifar10", "mnist", "svhn", "fashion-mnist", "notmnist")
 NORMALS = (
@@ -28,12 +28,12 @@ def test_tasks_are_the_data_sets_by_identity(made: None) -> None:
     assert stream.identities == (1, 0, 4, 2, 3)
     assert [task.name for task in stream] == [NAMES[identity] for identity in stream.identities]
     assert [task.normal for task in stream] == [NORMALS[identity] for identity in stream.identities]
-    assert stream[1].class_names == tuple(f"cifar10-{one}" for one in range(10))
+    assert stream[1].class_names == tuple(f"cifar10-{item}" for item in range(10))
 
 
 @pytest.mark.parametrize("identity", range(5))
 def test_tasks_follow_the_protocol_step_by_step(made: None, identity: int) -> None:
-    name, parts = NAMES[identity], found(NAMES[identity]).parts
+    name, parts = NAMES[identity], loaded(NAMES[identity]).parts
     if name == "notmnist":
         train = test = parts["all"]
         drawn = np.random.RandomState(0).permutation(800)
@@ -42,9 +42,9 @@ def test_tasks_follow_the_protocol_step_by_step(made: None, identity: int) -> No
         train, test = parts["train"], parts["test"]
         pool, tested = np.arange(len(train.labels)), mixed(np.arange(len(test.labels)))
     shuffled = np.random.RandomState(1304).permutation(pool)
-    kept = len(pool) // 2
-    held = int(0.2 * kept)
-    chosen = (shuffled[held:kept], shuffled[:held], tested)
+    selected = len(pool) // 2
+    held = int(0.2 * selected)
+    chosen = (shuffled[held:selected], shuffled[:held], tested)
     stream = load("five", seed=1, fraction=0.5)
     task = stream[stream.identities.index(identity)]
     for split, mine, source in zip(splits(task), chosen, (train, train, test), strict=True):
@@ -75,7 +75,7 @@ def without_fashion(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let made images stand in for Fashion-MNIST, which is not beside the repository."""
 
     def most(name: str, data: str | PathLike[str] | None = None) -> LoadedDataSet:
-        return found(name) if name == "fashion-mnist" else read(name, data)
+        return loaded(name) if name == "fashion-mnist" else read(name, data)
 
     monkeypatch.setattr(five, "read", most)
 
@@ -92,8 +92,8 @@ def test_real_tasks_have_the_sizes_of_the_data_at_hand(real: Path, without_fashi
             pool, tested = 16851, 1873  # nine tenths, and one rounded up, of 18724
         else:
             pool, tested = (len(found_here[part].labels) for part in ("train", "test"))
-        kept = -(-pool // 20)
-        assert sizes(task) == [kept - kept // 5, kept // 5, tested]
+        selected = -(-pool // 20)
+        assert sizes(task) == [selected - selected // 5, selected // 5, tested]
         if task.name != "notmnist":  # it has some five hundred images twice
             train, val, test = (rows(split.x) for split in splits(task))
             assert not train & val

@@ -13,10 +13,10 @@ SAME_IMAGES = ("omniglot-rotation", "omniglot-rotation@drawings")
 """Their validation images are the training images."""
 
 
-def same(one: Task, other: Task) -> bool:
+def same(item: Task, other: Task) -> bool:
     return all(
         torch.equal(a, b)
-        for left, right in zip(splits(one), splits(other), strict=True)
+        for left, right in zip(splits(item), splits(other), strict=True)
         for a, b in zip(left, right, strict=True)
     )
 

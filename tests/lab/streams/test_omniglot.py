@@ -9,7 +9,7 @@ import torch
 from halrp.lab.data import DataDamaged, LoadedDataSet
 from halrp.lab.streams import load, omniglot
 from halrp.lab.streams.pixels import normalised, resized
-from tests.lab.streams.made import DRAWINGS, found, rows, sizes
+from tests.lab.streams.made import DRAWINGS, loaded, rows, sizes
 
 BOTH = ["omniglot-rotation", "omniglot-rotation@drawings"]
 
@@ -17,7 +17,7 @@ BOTH = ["omniglot-rotation", "omniglot-rotation@drawings"]
 def images_of(character: int, turns: range = range(4)) -> list[torch.Tensor]:
     """Make the images of a character of the made data, turned, with the label's drawings in file order."""
     part, label = ("background", character) if character < 964 else ("evaluation", character - 964)
-    source = found("omniglot").parts[part]
+    source = loaded("omniglot").parts[part]
     upright = resized(torch.from_numpy(source.images[source.labels == label]).permute(0, 3, 1, 2), 32)
     return [torch.rot90(normalised(upright, omniglot.NORMAL), turn, (2, 3)) for turn in turns]
 
@@ -93,7 +93,7 @@ def test_the_split_is_the_same_for_every_seed_and_a_fraction_is_drawn_by_the_see
 
 def test_too_few_characters_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def only_background(name: str, data: object = None) -> LoadedDataSet:
-        whole = found(name)
+        whole = loaded(name)
         return whole._replace(parts=dict.fromkeys(whole.parts, whole.parts["evaluation"]))
 
     monkeypatch.setattr(omniglot, "read", only_background)

@@ -22,7 +22,7 @@ def test_resizing_is_pillows_to_the_last_step_of_255(kind: str, before: int, aft
     else:
         pixels = np.where(random.random((20, before, before)) < 0.1, 0, 255).astype(np.uint8)
     ours = resized(torch.from_numpy(pixels).unsqueeze(1), after)
-    theirs = [np.asarray(image.fromarray(one).resize((after, after), image.Resampling.BILINEAR)) for one in pixels]
+    theirs = [np.asarray(image.fromarray(item).resize((after, after), image.Resampling.BILINEAR)) for item in pixels]
     assert ours.dtype == torch.uint8
     difference = np.abs(ours.squeeze(1).numpy().astype(int) - np.stack(theirs))
     assert difference.max() <= 1  # both round, with weights of different precision

@@ -9,14 +9,14 @@ import torch
 from halrp.lab.streams import load, pmnist, pmnist_20
 from halrp.lab.streams.pixels import MNIST, normalised, resized
 from halrp.lab.streams.protocol import mixed
-from tests.lab.streams.made import found, rows, sizes, splits
+from tests.lab.streams.made import loaded, rows, sizes, splits
 
 
 @pytest.mark.parametrize(("module", "tasks", "values"), [(pmnist, 10, 3072), (pmnist_20, 20, 784)])
 def test_permutations_are_different_and_complete(module: object, tasks: int, values: int) -> None:
     drawn = [module.permutation(identity) for identity in range(tasks)]  # type: ignore[attr-defined]
-    assert all(torch.equal(one.sort().values, torch.arange(values)) for one in drawn)
-    assert len({one.numpy().tobytes() for one in drawn}) == tasks
+    assert all(torch.equal(item.sort().values, torch.arange(values)) for item in drawn)
+    assert len({item.numpy().tobytes() for item in drawn}) == tasks
 
 
 def test_pmnist_permutations_are_seeded_by_identity_and_position_and_none_is_the_identity() -> None:
@@ -44,7 +44,7 @@ def test_pmnist_20_shuffles_the_pixels_of_the_task_before() -> None:
 
 @pytest.mark.parametrize("name", ["pmnist", "pmnist-20"])
 def test_the_inverse_permutation_restores_the_images_of_every_split(made: None, name: str) -> None:
-    train, test = (found("mnist").parts[part] for part in ("train", "test"))
+    train, test = (loaded("mnist").parts[part] for part in ("train", "test"))
     held = 60 if name == "pmnist" else 30  # of 300
     chosen = (np.arange(held, 300), np.arange(held), mixed(np.arange(60)))
     stream = load(name)
@@ -73,8 +73,8 @@ def test_all_tasks_see_the_same_images_and_a_fraction_keeps_them_in_file_order(m
     whole = load(name)
     task = whole[whole.identities.index(stream.identities[0])]
     listed = [row.numpy().tobytes() for row in torch.cat([task.val.x, task.train.x])]
-    kept = [listed.index(row.numpy().tobytes()) for row in torch.cat([stream[0].val.x, stream[0].train.x])]
-    assert kept == sorted(kept)
+    selected = [listed.index(row.numpy().tobytes()) for row in torch.cat([stream[0].val.x, stream[0].train.x])]
+    assert selected == sorted(selected)
 
 
 def test_orders_are_the_published_ones(made: None) -> None:

@@ -23,10 +23,10 @@ TASKS: dict[str, int] = load_reference("task_orders")["n_tasks"]
 
 
 @pytest.mark.parametrize(
-    ("fraction", "kept", "held"), [(1.0, 5000, 1000), (0.5, 2500, 500), (0.25, 1250, 250), (0.05, 250, 50)]
+    ("fraction", "selected", "held"), [(1.0, 5000, 1000), (0.5, 2500, 500), (0.25, 1250, 250), (0.05, 250, 50)]
 )
-def test_shares_are_those_of_the_protocol(fraction: float, kept: int, held: int) -> None:
-    assert shares("any", 5000, fraction, 0.2) == (kept, held)
+def test_shares_are_those_of_the_protocol(fraction: float, selected: int, held: int) -> None:
+    assert shares("any", 5000, fraction, 0.2) == (selected, held)
 
 
 def test_shares_round_up_what_is_kept_and_down_what_validates() -> None:
@@ -122,9 +122,9 @@ def test_members_are_listed_class_by_class_and_in_file_order_and_every_class_has
 
 @pytest.mark.parametrize(("fraction", "batch"), [(1.0, 125), (0.25, 125), (0.05, 100)])
 def test_the_rate_falls_by_a_twentieth_per_epoch_of_cifar(fraction: float, batch: int) -> None:
-    kept, held = shares("any", 5000, fraction, 0.2)
-    steps, rest = divmod(kept - held, batch)
+    selected, held = shares("any", 5000, fraction, 0.2)
+    steps, rest = divmod(selected - held, batch)
     assert rest == 0
     recipe = Recipe(lr=1e-3, batch=batch, decay_examples=50000 / 10 * fraction * (1 - 0.2))
-    assert recipe.rate(0, 20 * steps, batch, kept - held) == 1e-3
-    assert recipe.rate(steps, 20 * steps, batch, kept - held) == pytest.approx(0.95e-3, rel=1e-12)
+    assert recipe.rate(0, 20 * steps, batch, selected - held) == 1e-3
+    assert recipe.rate(steps, 20 * steps, batch, selected - held) == pytest.approx(0.95e-3, rel=1e-12)

@@ -10,7 +10,7 @@ from halrp.lab.streams import load
 from halrp.lab.streams.augment import CropFlip
 from halrp.lab.streams.pixels import IMAGENET
 from halrp.lab.streams.protocol import mixed
-from tests.lab.streams.made import found, normal, rows, sizes, splits
+from tests.lab.streams.made import loaded, normal, rows, sizes, splits
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -18,15 +18,17 @@ MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 @pytest.mark.parametrize(("name", "size"), [("tinyimagenet-20", 10), ("tinyimagenet-40", 5)])
 @pytest.mark.parametrize("swapped", [False, True])
 def test_tasks_follow_the_protocol_step_by_step(made: None, name: str, size: int, swapped: bool) -> None:
-    train, official = (found("tinyimagenet").parts[part] for part in ("train", "val"))
+    train, official = (loaded("tinyimagenet").parts[part] for part in ("train", "val"))
     random = np.random.RandomState(7690)
-    by_class = [random.permutation(np.flatnonzero(train.labels == one)) for one in range(200)]
+    by_class = [random.permutation(np.flatnonzero(train.labels == item)) for item in range(200)]
     stream = load(f"{name}@swapped" if swapped else name)
     assert len(stream) == 200 // size
     task = stream[2]
     mine = range(size * task.identity, size * task.identity + size)
-    held, learned = (mixed(np.concatenate([by_class[one][part] for one in mine])) for part in (slice(2), slice(2, 20)))
-    apart = mixed(np.concatenate([np.flatnonzero(official.labels == one) for one in mine]))
+    held, learned = (
+        mixed(np.concatenate([by_class[item][part] for item in mine])) for part in (slice(2), slice(2, 20))
+    )
+    apart = mixed(np.concatenate([np.flatnonzero(official.labels == item) for item in mine]))
     expected = [(train, learned), (train, held), (official, apart)]
     for split, (source, chosen) in zip(
         splits(task), expected if not swapped else expected[::2] + expected[1:2], strict=True
@@ -35,7 +37,7 @@ def test_tasks_follow_the_protocol_step_by_step(made: None, name: str, size: int
         np.testing.assert_allclose(split.x.numpy(), normal(source.images[chosen], MEAN, DEVIATION), atol=2e-6)
         assert split.y.tolist() == (source.labels[chosen] - mine[0]).tolist()
     assert task.name == f"classes-{mine[0]:03d}-{mine[-1]:03d}"
-    assert task.class_names == tuple(f"tinyimagenet-{one}" for one in mine)
+    assert task.class_names == tuple(f"tinyimagenet-{item}" for item in mine)
 
 
 def test_swapped_test_images_do_not_shrink_with_the_fraction(made: None) -> None:
