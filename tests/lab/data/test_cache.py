@@ -1,4 +1,4 @@
-"""Decoded arrays are kept: mapped the second time, decoded anew when files change, never half written."""
+"""Decoded arrays are cached: mapped the second time, decoded again when files change, never half written."""
 
 import errno
 import hashlib

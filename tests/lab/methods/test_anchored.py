@@ -86,7 +86,7 @@ class Remembers(ElasticWeights):
     def consolidate(self, task: Task) -> None:
         assert self.net is not None
         result = fisher_by_batch(self.net, self.shared(), task.train.x, task.train.y, "predicted", 16)
-        self.kept = [*getattr(self, "kept", []), (result, values(self))]
+        self.seen = [*getattr(self, "seen", []), (result, values(self))]
         super().consolidate(task)
 
 
@@ -109,13 +109,13 @@ def test_two_tensors_per_parameter_give_the_gradient_of_all_snapshots(online: bo
             parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
             parameter.grad = None
     method.hooks()["after_backward"]()
-    newest = method.kept[-1][1]
+    newest = method.seen[-1][1]
     for name, parameter in method.shared().items():
         if online:
-            fisher = sum(0.7 ** (2 - i) * result[name] for i, (result, _) in enumerate(method.kept))
+            fisher = sum(0.7 ** (2 - i) * result[name] for i, (result, _) in enumerate(method.seen))
             penalty = 25.0 * fisher * (parameter - newest[name]).square()
         else:
-            penalty = sum(25.0 * result[name] * (parameter - there[name]).square() for result, there in method.kept)
+            penalty = sum(25.0 * result[name] * (parameter - there[name]).square() for result, there in method.seen)
         (expected,) = torch.autograd.grad(cast(Tensor, penalty).sum(), parameter)
         assert parameter.grad is not None
         torch.testing.assert_close(parameter.grad, expected, rtol=1e-9, atol=1e-10)

@@ -49,10 +49,10 @@ def test_it_keeps_the_contract(settings: dict[str, Any]) -> None:
 
 
 def test_gradients_by_hand_are_those_of_autograd() -> None:
-    chance = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     for shape in ((5, 4), (6, 3, 3, 3)):
-        sigma, tau, target = (torch.randn(shape, generator=chance, dtype=torch.float64) for _ in range(3))
-        v = torch.randn(shape[0], generator=chance, dtype=torch.float64)
+        sigma, tau, target = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3))
+        v = torch.randn(shape[0], generator=generator, dtype=torch.float64)
         for t in (sigma, tau, v):
             t.requires_grad_(True)
         expected = torch.autograd.grad((compose(sigma, v, tau) - target).square().sum() / 2, (sigma, v, tau))
@@ -67,7 +67,7 @@ def test_a_mask_has_one_value_per_output() -> None:
     assert torch.equal(compose(sigma, v)[1], torch.ones(3, 2, 2))
 
 
-class Watched(Additive):
+class Observed(Additive):
     """Notes what the first step of every task adds for old tasks, and how often targets are made."""
 
     def __init__(self, context: Context, **settings: Any) -> None:
@@ -82,7 +82,7 @@ class Watched(Additive):
     def retroactive_penalty(self, targets: list[dict[str, Tensor]]) -> Callable[[], None]:
         add, waiting = super().retroactive_penalty(targets), [True]
 
-        def watched() -> None:
+        def observed() -> None:
             before = clones({n: s.grad for n, s in self.sigma.items() if s.grad is not None})
             add()
             if waiting.pop() if waiting else False:
@@ -94,11 +94,11 @@ class Watched(Additive):
                         assert v is not None
                         self.first.append((sigma.grad - before[n], v.clone(), tau - self.l1 * part.tau[n].sign()))
 
-        return watched
+        return observed
 
 
 def test_old_tasks_ask_for_nothing_before_the_first_step() -> None:
-    method = Watched(tiny_context(), every=2, clusters=1, beta=0.05)
+    method = Observed(tiny_context(), every=2, clusters=1, beta=0.05)
     for task in tiny_tasks():
         method.learn(task)
     assert len(method.first) == 3 * (1 + 2), "three layers of one old task, then of two"
@@ -124,10 +124,10 @@ def test_the_hook_adds_the_gradient_of_all_that_is_said_of_old_tasks(scale: floa
         method.learn(double(task))
     targets, wanted = method.targets(), [clones(method.weights(i, threshold=0.0)) for i in range(2)]
     add = method.retroactive_penalty(targets)
-    chance = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for sigma in method.sigma.values():
-            sigma.add_(torch.randn(sigma.shape, generator=chance, dtype=torch.float64))
+            sigma.add_(torch.randn(sigma.shape, generator=generator, dtype=torch.float64))
             sigma.grad = torch.ones_like(sigma)
     add()
     assert any(method.local_of(0, n) is not None for n in method.sigma)
@@ -190,11 +190,13 @@ def test_a_large_l1_leaves_the_mask_alone() -> None:
 def test_sigma_and_old_tau_are_trained_on_and_the_rest_of_a_task_is_not() -> None:
     method = learned(1)
     first = method.tasks[0]
-    own, tau, v, sigma = (clones(t) for t in (first.tensors, first.tau, first.v, method.sigma))
+    private, tau, v, sigma = (clones(t) for t in (first.tensors, first.tau, first.v, method.sigma))
     for task in tiny_tasks()[1:]:
         method.learn(task)
-    assert set(own) == {n for n in network.contents(tiny_context().build(3, 0)) if n not in sigma}
-    assert all(torch.equal(t, own[n]) for n, t in method.tasks[0].tensors.items()), "norms, statistics, biases, head"
+    assert set(private) == {n for n in network.contents(tiny_context().build(3, 0)) if n not in sigma}
+    assert all(torch.equal(t, private[n]) for n, t in method.tasks[0].tensors.items()), (
+        "norms, statistics, biases, head"
+    )
     assert all(not torch.equal(t, tau[n]) for n, t in method.tasks[0].tau.items())
     assert all(not torch.equal(t, v[n]) for n, t in method.tasks[0].v.items())
     assert all(not torch.equal(t, sigma[n]) for n, t in method.sigma.items())
@@ -284,15 +286,15 @@ def test_what_is_stored_gives_back_every_weight() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nonzeros", "places"), [(0, 0), (3, 4 * 3), (12, 13), (60, 13), (97, 13), (98, 0), (101, 0)], ids=str
+    ("nonzeros", "positions"), [(0, 0), (3, 4 * 3), (12, 13), (60, 13), (97, 13), (98, 0), (101, 0)], ids=str
 )
-def test_packed_tensors_take_the_smallest_form_and_come_back(nonzeros: int, places: int) -> None:
-    chance = torch.Generator().manual_seed(2)
+def test_packed_tensors_take_the_smallest_form_and_come_back(nonzeros: int, positions: int) -> None:
+    generator = torch.Generator().manual_seed(2)
     flat = torch.zeros(101)
-    flat[torch.randperm(101, generator=chance)[:nonzeros]] = torch.randn(nonzeros, generator=chance)
+    flat[torch.randperm(101, generator=generator)[:nonzeros]] = torch.randn(nonzeros, generator=generator)
     values, where = pack(flat.view(1, 101, 1))
-    assert where.numel() * where.element_size() == places
-    assert values.numel() == (101 if places == 0 and nonzeros else nonzeros)
+    assert where.numel() * where.element_size() == positions
+    assert values.numel() == (101 if positions == 0 and nonzeros else nonzeros)
     assert torch.equal(unpack(values, where, (1, 101, 1)), flat.view(1, 101, 1))
 
 

@@ -1,4 +1,4 @@
-"""`bmkp`: patterns that only grow, coefficients that are really trained, and tasks that stay to the bit."""
+"""`bmkp`: patterns that only grow, coefficients that are really trained, and tasks that stay bit-identical."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def watch_fit(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[dict[str, Tens
     seen: dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
     fit = network.fit
 
-    def watched(*args: Any, **hooks: Any) -> None:
+    def observed(*args: Any, **hooks: Any) -> None:
         net, stage = args[2], args[5]
         before = parts_of(net)
         fit(*args, **hooks)
         seen[stage] = before, parts_of(net)
 
-    monkeypatch.setattr(network, "fit", watched)
+    monkeypatch.setattr(network, "fit", observed)
     return seen
 
 
@@ -63,7 +63,7 @@ def test_it_keeps_the_contract(settings: dict[str, Any]) -> None:
 
 def test_patterns_are_only_appended_and_old_tasks_stay_to_the_bit() -> None:
     method, tasks = BilevelMemory(tiny_context()), tiny_tasks()
-    kept: dict[str, Tensor] = {}
+    retained: dict[str, Tensor] = {}
     logits: list[Tensor] = []
     bases: dict[str, Tensor] = {}
     for i, task in enumerate(tasks):
@@ -75,8 +75,8 @@ def test_patterns_are_only_appended_and_old_tasks_stay_to_the_bit() -> None:
                 assert torch.equal(basis[:, : bases[name].shape[1]], bases[name])
         bases = dict(method.bases)
         now = {n: t for n, t in method.long_term_memory().items() if n.startswith("task/")}
-        assert all(torch.equal(now[n], t) for n, t in kept.items())
-        kept = {n: t.clone() for n, t in now.items()}
+        assert all(torch.equal(now[n], t) for n, t in retained.items())
+        retained = {n: t.clone() for n, t in now.items()}
         logits.append(method.predict(task.test.x, i))
         assert all(torch.equal(method.predict(t.test.x, j), logits[j]) for j, t in enumerate(tasks[: i + 1]))
     first, last = method.tasks[0].coefficients, method.tasks[-1].coefficients
@@ -85,15 +85,15 @@ def test_patterns_are_only_appended_and_old_tasks_stay_to_the_bit() -> None:
 
 def test_coefficients_and_rebuilt_weights_have_the_shapes_of_their_layers() -> None:
     method = learned()
-    for i, own in enumerate(method.tasks):
+    for i, private in enumerate(method.tasks):
         net = dict(method.module(i).named_parameters())
         for name, (rows, columns) in LAYERS.items():
-            rank = len(own.coefficients[name])
-            assert own.coefficients[name].shape == (rank, columns)
+            rank = len(private.coefficients[name])
+            assert private.coefficients[name].shape == (rank, columns)
             assert 1 <= rank <= rows
-            expected = method.bases[name][:, :rank] @ own.coefficients[name]
+            expected = method.bases[name][:, :rank] @ private.coefficients[name]
             assert torch.equal(subspaces.matrix(net[f"{name}.weight"]), expected)
-        assert {len(own.coefficients[n]) for n in LAYERS} != {0}
+        assert {len(private.coefficients[n]) for n in LAYERS} != {0}
     newest = method.tasks[-1].coefficients
     assert all(len(newest[n]) == method.bases[n].shape[1] for n in LAYERS), "the bases grew before W was projected"
 
@@ -185,9 +185,9 @@ def test_the_working_memory_goes_on_from_its_weights_with_new_norms(monkeypatch:
 
 
 def test_a_rebuilt_weight_has_the_same_bits_when_the_basis_has_grown() -> None:
-    chance = torch.Generator().manual_seed(0)
-    basis, _ = torch.linalg.qr(torch.randn(40, 30, generator=chance))
-    coefficients = torch.randn(11, 70, generator=chance)
+    generator = torch.Generator().manual_seed(0)
+    basis, _ = torch.linalg.qr(torch.randn(40, 30, generator=generator))
+    coefficients = torch.randn(11, 70, generator=generator)
     small = basis[:, :11].clone()
     assert torch.equal(rebuilt(small, coefficients), rebuilt(basis, coefficients))
 
@@ -216,9 +216,9 @@ def brute(weight: Tensor, basis: Tensor, form: Form) -> float:
 
 @pytest.mark.parametrize("form", ["paper", "code"])
 def test_the_regulariser_and_its_gradient(form: Form) -> None:
-    chance = torch.Generator().manual_seed(3)
-    weight = torch.randn(7, 11, generator=chance, dtype=torch.float64).requires_grad_()
-    basis, _ = torch.linalg.qr(torch.randn(7, 3, generator=chance, dtype=torch.float64))
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randn(7, 11, generator=generator, dtype=torch.float64).requires_grad_()
+    basis, _ = torch.linalg.qr(torch.randn(7, 3, generator=generator, dtype=torch.float64))
     value = regulariser(weight, basis, form)
     assert float(value.detach()) == pytest.approx(brute(weight.detach(), basis, form), rel=1e-9)
     (expected,) = torch.autograd.grad(value, weight)
@@ -266,9 +266,11 @@ def test_bases_coefficients_norms_biases_and_heads_are_stored_and_the_working_me
     method = learned()
     ranks = method.details()["ranks"]
     shared = sum(rows * ranks[n] for n, (rows, _) in LAYERS.items())
-    factors = sum(len(own.coefficients[n]) * columns for own in method.tasks for n, (_, columns) in LAYERS.items())
-    own = 3 * (2 * (6 + 8) + 6 + 8 + 16) + 17 * (3 + 2 + 4)
-    assert method.counted() == shared + factors + own
+    factors = sum(
+        len(private.coefficients[n]) * columns for private in method.tasks for n, (_, columns) in LAYERS.items()
+    )
+    private = 3 * (2 * (6 + 8) + 6 + 8 + 16) + 17 * (3 + 2 + 4)
+    assert method.counted() == shared + factors + private
     statistics = 3 * (2 * (6 + 8) + 2)
     assert method.stored().parameters == method.counted() + statistics
     assert method.stored().bytes == 4 * method.stored().parameters + 4 * 3 * 2, "counters have eight bytes"
@@ -313,7 +315,7 @@ def test_the_official_rate_falls_in_steps(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"mode": "fast"}, "mode='fast'"),
         ({"form": "text"}, "form='text'"),
@@ -323,8 +325,8 @@ def test_the_official_rate_falls_in_steps(monkeypatch: pytest.MonkeyPatch) -> No
         ({"samples": 0}, "samples=0"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(SettingError, match=said):
+def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
         BilevelMemory(tiny_context(), **settings)
 
 

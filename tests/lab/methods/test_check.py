@@ -1,4 +1,4 @@
-"""`check_method`: every method of the registry keeps the contract, and each way to break it is told by name."""
+"""`check_method`: every method of the registry keeps the contract, and each way to break it is reported by name."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class TakesThreads(Separate):
         torch.set_num_threads(torch.get_num_threads() + 1)
 
 
-class DrawsAnywhere(Separate):
+class UsesGlobalRandomness(Separate):
     def learn(self, task: Task) -> None:
         super().learn(task)
         with torch.no_grad():
@@ -209,7 +209,7 @@ class RestoresWrongly(FineTune):
 
 
 class RestoresLastHeadOnly(FineTune):
-    """Predicts right for all tasks, and goes on from the wrong network."""
+    """Predicts right for all tasks, and resumes from the wrong network."""
 
     def restore(self, state: State) -> None:
         super().restore(state)
@@ -247,7 +247,7 @@ class CannotRestore(TunedNorms):
         (StopsGradients, "surroundings", r"learn\(task 0\) changed the grad mode"),
         (ChangesDtype, "surroundings", r"stored\(\) changed the default dtype"),
         (TakesThreads, "surroundings", r"learn\(task 0\) changed the number of threads"),
-        (DrawsAnywhere, "deterministic", "logits of task 0 differ by up to"),
+        (UsesGlobalRandomness, "deterministic", "logits of task 0 differ by up to"),
         (StoresNothing, "sizes", "not a Size and a whole number"),
         (Shrinks, "sizes", "yet no learned task may change"),
         (CountsTensors, "sizes", "not a Size and a whole number"),

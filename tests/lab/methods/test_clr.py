@@ -38,8 +38,8 @@ def test_it_keeps_the_contract(bn: Any) -> None:
 
 
 def test_only_norms_of_its_own_make_a_task_frozen() -> None:
-    own, shared = Reprogramming(tiny_context()), Reprogramming(tiny_context(), bn="shared")
-    assert (own.frozen, own.first_decides) == (True, True)
+    private, shared = Reprogramming(tiny_context()), Reprogramming(tiny_context(), bn="shared")
+    assert (private.frozen, private.first_decides) == (True, True)
     assert (shared.frozen, shared.first_decides) == (False, False)
 
 
@@ -56,10 +56,10 @@ def test_new_filters_change_nothing(name: str) -> None:
 
 
 def test_a_filter_works_on_each_channel_alone_and_behind_the_bias() -> None:
-    chance = seeding.generator("filter")
+    generator = seeding.generator("filter")
     conv = nn.Conv2d(2, 3, 3, padding=1)
-    kernels = torch.randn(3, 1, 3, 3, generator=chance)
-    x = torch.randn(4, 2, 5, 5, generator=chance)
+    kernels = torch.randn(3, 1, 3, 3, generator=generator)
+    x = torch.randn(4, 2, 5, 5, generator=generator)
     with torch.no_grad():
         y = conv(x)
         result = Filtered(conv, kernels)(x)
@@ -99,9 +99,9 @@ def test_a_task_costs_nine_numbers_per_filtered_channel(
 def test_what_is_stored_is_the_body_once_and_filters_norms_and_heads(bn: Any, per_task: int, shared: int) -> None:
     method = learned(bn=bn)
     body = (6 * 27 + 6) + (8 * 54 + 8) + (16 * 32 + 16)
-    own = sum(9 * (6 + 8) + per_task + 17 * classes for classes in (3, 2, 4))
-    assert method.counted() == body + shared + own
-    assert method.stored() == (body + shared + own, 4 * (body + shared + own))
+    private = sum(9 * (6 + 8) + per_task + 17 * classes for classes in (3, 2, 4))
+    assert method.counted() == body + shared + private
+    assert method.stored() == (body + shared + private, 4 * (body + shared + private))
 
 
 @pytest.mark.parametrize("bn", ["per_task", "shared"])
@@ -137,11 +137,11 @@ def test_every_task_has_filters_the_first_one_too_and_the_bases_head_is_thrown_a
     method = learned()
     names = {f"{FILTER}conv1", f"{FILTER}conv2", "head.weight", "head.bias"}
     norms = {f"norm{i}.{part}" for i in (1, 2) for part in ("weight", "bias")}
-    for own in method.tasks:
-        assert set(own.tensors) == names | norms
+    for private in method.tasks:
+        assert set(private.tensors) == names | norms
         identity = torch.zeros(6, 1, 3, 3)
         identity[:, :, 1, 1] = 1
-        assert not torch.equal(own.tensors[f"{FILTER}conv1"], identity)
+        assert not torch.equal(private.tensors[f"{FILTER}conv1"], identity)
     assert method.base is not None
     assert method.tasks[0].tensors["head.weight"].shape == method.base.tensors["head.weight"].shape
     assert not torch.equal(method.tasks[0].tensors["head.weight"], method.base.tensors["head.weight"])

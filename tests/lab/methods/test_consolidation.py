@@ -13,8 +13,8 @@ from halrp.lab.methods.consolidation import ALONE, Consolidated, consolidate, fi
 
 
 def tensors(count: int, *shape: int, spread: float = 1.0, name: str = "points") -> list[Tensor]:
-    chance = seeding.generator(name)
-    return [spread * torch.randn(shape, generator=chance, dtype=torch.float64) for _ in range(count)]
+    generator = seeding.generator(name)
+    return [spread * torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(count)]
 
 
 def sums(result: Consolidated) -> list[Tensor]:
@@ -52,9 +52,9 @@ def test_an_empty_cluster_keeps_its_centroid() -> None:
     assignment, centroids = k_means(points, [points[0], far])
     assert assignment == [0, 0, 0, 0]
     assert torch.equal(centroids[1], far)
-    found = consolidate(points, 2, 0.1, [points[0], far])
-    assert all(bool(t.isfinite().all()) for t in (*found.private, *found.local, *found.centroids))
-    assert len(found.local) == 1
+    result = consolidate(points, 2, 0.1, [points[0], far])
+    assert all(bool(t.isfinite().all()) for t in (*result.private, *result.local, *result.centroids))
+    assert len(result.local) == 1
 
 
 def test_no_steps_more_than_allowed_are_made() -> None:
@@ -77,10 +77,10 @@ def test_previous_centroids_come_first_and_drawn_tasks_are_distinct() -> None:
 
 def test_there_are_no_more_clusters_than_tasks() -> None:
     points = tensors(3, 4)
-    found = consolidate(points, 7, 0.1, generator=seeding.generator("clusters"))
-    assert len(found.centroids) == 3
-    assert found.groups == [ALONE] * 3
-    assert not found.local
+    result = consolidate(points, 7, 0.1, generator=seeding.generator("clusters"))
+    assert len(result.centroids) == 3
+    assert result.groups == [ALONE] * 3
+    assert not result.local
 
 
 def test_merged_elements_are_the_middle_and_the_others_stay() -> None:
@@ -102,40 +102,40 @@ def test_the_range_counts_over_all_members() -> None:
 @pytest.mark.parametrize("beta", [0.0, 1e-3, 0.02, 0.5])
 def test_no_sum_drifts_by_more_than_half_of_beta(beta: float) -> None:
     points = two_kinds()
-    found = consolidate(points, 2, beta, [points[0], points[1]])
-    assert found.groups == [0, 1, 0, 1, 0]
-    drift = max(float((a - b).abs().max()) for a, b in zip(sums(found), points, strict=True))
+    result = consolidate(points, 2, beta, [points[0], points[1]])
+    assert result.groups == [0, 1, 0, 1, 0]
+    drift = max(float((a - b).abs().max()) for a, b in zip(sums(result), points, strict=True))
     assert drift <= beta / 2 * (1 + 1e-12)
     if beta == 0.02:
         assert drift > 0
-        assert any(bool((t == 0).any()) and bool((t != 0).any()) for t in found.private), "some elements merge, not all"
+        assert any(bool((t == 0).any()) and bool((t != 0).any()) for t in result.private), "some merge"
 
 
 def test_with_beta_zero_only_equal_elements_merge_and_no_bit_changes() -> None:
     points = [t.float() for t in tensors(3, 20)]
     for point in points:
         point[:5] = points[0][:5]
-    found = consolidate(points, 1, 0.0)
-    assert found.groups == [0, 0, 0]
-    assert torch.equal(found.local[0][:5], points[0][:5])
-    assert not found.local[0][5:].any()
-    assert all(torch.equal(a, b) for a, b in zip(sums(found), points, strict=True))
+    result = consolidate(points, 1, 0.0)
+    assert result.groups == [0, 0, 0]
+    assert torch.equal(result.local[0][:5], points[0][:5])
+    assert not result.local[0][5:].any()
+    assert all(torch.equal(a, b) for a, b in zip(sums(result), points, strict=True))
 
 
 def test_with_infinite_beta_members_have_nothing_of_their_own() -> None:
     points = two_kinds()
-    found = consolidate(points, 2, math.inf, [points[0], points[1]])
-    assert not any(bool(own.any()) for own in found.private)
+    result = consolidate(points, 2, math.inf, [points[0], points[1]])
+    assert not any(bool(private.any()) for private in result.private)
     pair = torch.stack([points[1], points[3]])
-    assert torch.equal(found.local[1], (pair.amax(0) + pair.amin(0)) / 2)
+    assert torch.equal(result.local[1], (pair.amax(0) + pair.amin(0)) / 2)
 
 
 def test_a_task_alone_keeps_its_tensor_as_it_is() -> None:
     points = [*two_kinds()[:4], torch.full((3, 4), 99.0, dtype=torch.float64)]
-    found = consolidate(points, 3, math.inf, [points[0], points[1], points[4]])
-    assert found.groups == [0, 1, 0, 1, ALONE]
-    assert found.private[4] is points[4]
-    assert len(found.local) == 2
+    result = consolidate(points, 3, math.inf, [points[0], points[1], points[4]])
+    assert result.groups == [0, 1, 0, 1, ALONE]
+    assert result.private[4] is points[4]
+    assert len(result.local) == 2
 
 
 def test_inputs_are_left_as_they_are() -> None:

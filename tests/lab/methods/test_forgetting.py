@@ -32,12 +32,12 @@ def build(classes: int, seed: int) -> nn.Module:
 
 
 def gaussian(identity: int) -> Task:
-    chance = seeding.generator("gaussian", identity)
-    centres = 3 * torch.randn(3, 4, generator=chance)
+    generator = seeding.generator("gaussian", identity)
+    centres = 3 * torch.randn(3, 4, generator=generator)
 
     def split(rows: int) -> Split:
         y = torch.arange(rows) % 3
-        return Split(centres[y] + torch.randn(rows, 4, generator=chance), y)
+        return Split(centres[y] + torch.randn(rows, 4, generator=generator), y)
 
     return Task(f"gaussian-{identity}", identity, 3, split(240), split(60), split(300))
 

@@ -47,9 +47,9 @@ def test_a_later_task_of_bn_owns_norms_their_statistics_and_a_head() -> None:
     norms = {f"norm{i}.{part}" for i in (1, 2) for part in ("weight", "bias", "running_mean", "running_var")}
     counts = {"norm1.num_batches_tracked", "norm2.num_batches_tracked"}
     assert not method.tasks[0].all()
-    for own in method.tasks[1:]:
-        assert set(own.tensors) == norms | counts | {"head.weight", "head.bias"}
-        assert not own.scales
+    for private in method.tasks[1:]:
+        assert set(private.tensors) == norms | counts | {"head.weight", "head.bias"}
+        assert not private.scales
     assert method.base is not None
     base, view = contents(method.base.module), contents(method.module(1))
     moved = {n for n in base if base[n].shape != view[n].shape or not torch.equal(base[n], view[n])}
@@ -76,13 +76,13 @@ def test_with_ones_a_scaled_layer_is_the_plain_one() -> None:
 
 
 def test_made_and_factored_weights_agree() -> None:
-    chance = seeding.generator("scales")
+    generator = seeding.generator("scales")
     made, factored = net().double().eval(), net().double().eval()
     for name in ("conv1.weight", "conv2.weight", "linear.weight"):
         part = scale(made, name)
         with torch.no_grad():
             for vector in (part.r, part.s):
-                vector.copy_(1 + 0.3 * torch.randn(len(vector), generator=chance))
+                vector.copy_(1 + 0.3 * torch.randn(len(vector), generator=generator))
         pair = part.r.detach(), part.s.detach()
         adapt(factored.get_submodule(name.removesuffix(".weight")), scales_only({name: pair})[name])
         assert torch.equal(original(made, name), dict(net().double().named_parameters())[name])
@@ -115,13 +115,13 @@ def test_the_first_task_of_be_is_predicted_as_it_was_trained(monkeypatch: pytest
     trained: list[torch.Tensor] = []
     fit = network.fit
 
-    def watched(context: Context, task: Task, net: nn.Module, *rest: Any) -> Any:
+    def observed(context: Context, task: Task, net: nn.Module, *rest: Any) -> Any:
         result = fit(context, task, net, *rest)
         with torch.no_grad():
             trained.append(net(x))
         return result
 
-    monkeypatch.setattr(network, "fit", watched)
+    monkeypatch.setattr(network, "fit", observed)
     method = learned("be", 1)
     torch.testing.assert_close(method.predict(x, 0), trained[0], rtol=1e-4, atol=1e-4)
 

@@ -65,7 +65,7 @@ def test_every_step_of_a_later_task_is_orthogonal_to_the_memory(
     shares: list[float] = []
     fit = network.training
 
-    def watched(*args: Any, **hooks: Any) -> Any:
+    def observed(*args: Any, **hooks: Any) -> Any:
         memory, begun = dict(method.memory), values(method)
         after = hooks.pop("after_step", lambda: None)
 
@@ -75,7 +75,7 @@ def test_every_step_of_a_later_task_is_orthogonal_to_the_memory(
 
         return fit(*args, after_step=look, **hooks)
 
-    monkeypatch.setattr(network, "training", watched)
+    monkeypatch.setattr(network, "training", observed)
     for task in tiny_tasks()[1:]:
         method.learn(task)
     assert len(shares) > 3 * 6, "three layers, and many steps"
@@ -173,11 +173,11 @@ class Deep(nn.Module):
 
 
 def flat_task(identity: int, dimensions: int) -> Task:
-    """Examples that lie in a subspace of so many dimensions."""
-    chance = seeding.generator("flat", identity)
-    plane = torch.randn(dimensions, 8, generator=chance)
-    x = torch.randn(64, dimensions, generator=chance) @ plane
-    split = Split(x, (x @ torch.randn(8, generator=chance) > 0).long())
+    """Examples that lie in a subspace of a given dimension."""
+    generator = seeding.generator("flat", identity)
+    plane = torch.randn(dimensions, 8, generator=generator)
+    x = torch.randn(64, dimensions, generator=generator) @ plane
+    split = Split(x, (x @ torch.randn(8, generator=generator) > 0).long())
     return Task(f"flat-{identity}", identity, 2, split, split, split)
 
 
@@ -283,9 +283,9 @@ def test_images_of_layers_are_the_published_ones(backbone: str, benchmark: str, 
 
 @pytest.mark.parametrize("rank", [2, 9])
 def test_both_ways_to_project_agree(rank: int) -> None:
-    chance = torch.Generator().manual_seed(0)
-    basis, _ = torch.linalg.qr(torch.randn(10, rank, generator=chance, dtype=torch.float64))
-    x = torch.randn(4, 10, generator=chance, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    basis, _ = torch.linalg.qr(torch.randn(10, rank, generator=generator, dtype=torch.float64))
+    x = torch.randn(4, 10, generator=generator, dtype=torch.float64)
     torch.testing.assert_close(gpm.projection(basis)(x), x @ basis @ basis.T)
 
 
@@ -318,7 +318,7 @@ def test_the_rate_falls_when_the_validation_loss_does_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"mode": "fast"}, "mode='fast'"),
         ({"benchmark": "cifar"}, "cifar"),
@@ -327,8 +327,8 @@ def test_the_rate_falls_when_the_validation_loss_does_not() -> None:
         ({"epochs": 3}, "official mode"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(SettingError, match=said):
+def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
         GradientProjection(tiny_context(), **settings)
 
 

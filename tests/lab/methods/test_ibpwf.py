@@ -30,7 +30,7 @@ WIDE = {"conv1": [18, 12], "conv2": [24, 16], "linear": [16, 12]}
 
 
 @pytest.fixture(autouse=True)
-def _own_draws() -> Iterator[None]:
+def _private_randomness() -> Iterator[None]:
     """Whatever a test draws from the global generators is its own."""
     with seeding.isolated("test", device=torch.device("cpu")):
         yield
@@ -47,11 +47,11 @@ def layer_of(plain: nn.Module, factors: int = 5, biased: bool = True, sigma: flo
     """A layer of random factors, all of them free."""
     weight = plain.weight
     assert isinstance(weight, Tensor)
-    chance = seeding.generator("layer", factors)
+    generator = seeding.generator("layer", factors)
     sides = weight[0].numel() + biased, len(weight)
-    u, v = (torch.randn(factors, n, generator=chance, dtype=weight.dtype) for n in sides)
+    u, v = (torch.randn(factors, n, generator=generator, dtype=weight.dtype) for n in sides)
     start = Posterior(*(t.to(weight) for t in prior(factors, 2.0)))
-    r = torch.randn(factors, generator=chance, dtype=weight.dtype)
+    r = torch.randn(factors, generator=generator, dtype=weight.dtype)
     return Selected(plain, (u, v), start, r, torch.ones(factors, 1, dtype=weight.dtype), sigma)
 
 
@@ -273,7 +273,7 @@ def test_sizes_are_factors_in_use_gates_norms_heads_and_a_bit_per_choice() -> No
     norms, statistics = 2 * (6 + 8), 2 * (6 + 8) + 2
     numbers, bits = 0, 0
     for path, sides in {"conv1": 27 + 6, "conv2": 54 + 8, "linear": 33 + 16}.items():
-        first, second = (set(own.chosen[path].tolist()) for own in method.tasks)
+        first, second = (set(private.chosen[path].tolist()) for private in method.tasks)
         union = len(first | second)
         numbers += union * sides + len(first) + len(second)
         bits += 2 * -(-union // 8)

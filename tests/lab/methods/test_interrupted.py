@@ -21,7 +21,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("gpm", {"mode": "official"}),
 ]
 RESTARTED = {"gpm": "official"}
-"""What its rate depends on is not in a checkpoint: the task is learned anew."""
+"""What its rate depends on is not in a checkpoint: the task is learned again."""
 
 
 @pytest.mark.parametrize(("name", "settings"), CASES, ids=str)
@@ -31,7 +31,7 @@ def test_a_task_that_was_interrupted_ends_as_if_it_had_not_been(
     monkeypatch.setattr(network, "CHECKPOINT_EVERY", 0.0)
     first, second, _ = tiny_tasks()
 
-    def begun(work: Path | None, told: list[Progress], ends: tuple[str, int] | None = None) -> Method:
+    def begun(work: Path | None, reported: list[Progress], ends: tuple[str, int] | None = None) -> Method:
         """A method that knows the first task, tells of the epochs that it trains, and is killed after one of them.
 
         One that goes on gets its state in another order: that of a file is nothing to rely on.
@@ -39,7 +39,7 @@ def test_a_task_that_was_interrupted_ends_as_if_it_had_not_been(
 
         def progress(event: Progress) -> None:
             if event.loss is not None:
-                told.append(event)
+                reported.append(event)
                 if (event.stage, event.epoch) == ends:
                     raise KeyboardInterrupt
 
@@ -59,11 +59,11 @@ def test_a_task_that_was_interrupted_ends_as_if_it_had_not_been(
     expected.learn(second)
     assert whole
     for stage in dict.fromkeys(event.stage for event in whole):
-        told: list[Progress] = []
+        reported: list[Progress] = []
         with pytest.raises(KeyboardInterrupt):
-            begun(tmp_path / stage, told, (stage, 1)).learn(second)
-        again = begun(tmp_path / stage, told)
+            begun(tmp_path / stage, reported, (stage, 1)).learn(second)
+        again = begun(tmp_path / stage, reported)
         again.learn(second)
         assert serialised(again.state()) == serialised(expected.state()), stage
         if RESTARTED.get(name) != settings.get("mode", "paper"):
-            assert [(one.stage, one.epoch) for one in told] == [(one.stage, one.epoch) for one in whole], stage
+            assert [(p.stage, p.epoch) for p in reported] == [(p.stage, p.epoch) for p in whole], stage

@@ -29,7 +29,7 @@ LAYERS = {"conv1", "conv2", "linear"}
 
 
 @pytest.fixture(autouse=True)
-def _own_draws() -> Iterator[None]:
+def _private_randomness() -> Iterator[None]:
     """Whatever a test draws from the global generators is its own."""
     with seeding.isolated("test", device=torch.device("cpu")):
         yield
@@ -70,8 +70,8 @@ def test_more_ranks_keep_the_contract() -> None:
 
 def test_ranks_grow_by_r2_and_a_selector_has_the_rank_of_its_task() -> None:
     method = learned(r1=5, r2=2)
-    for t, own in enumerate(method.tasks):
-        assert {path: len(s) for path, s in own.gates.items()} == dict.fromkeys(LAYERS, 5 + 2 * t)
+    for t, private in enumerate(method.tasks):
+        assert {path: len(s) for path, s in private.gates.items()} == dict.fromkeys(LAYERS, 5 + 2 * t)
     assert {path: (len(u), len(v)) for path, (u, v) in method.dictionary.items()} == dict.fromkeys(LAYERS, (9, 9))
     assert method.details() == {"rank": 9}
 

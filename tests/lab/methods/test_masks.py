@@ -17,11 +17,11 @@ def independent(tasks: int, weights: int, share: float) -> Bits:
 
 
 def drifting(tasks: int, weights: int, share: float, moves: float) -> Bits:
-    """Each task's mask is the one before it, drawn anew in a few places."""
-    chance = np.random.RandomState(1)
-    result = [chance.rand(weights) < share]
+    """Each task's mask is the one before it, drawn again at a few positions."""
+    generator = np.random.RandomState(1)
+    result = [generator.rand(weights) < share]
     for _ in range(tasks - 1):
-        result.append(np.where(chance.rand(weights) < moves, chance.rand(weights) < share, result[-1]))
+        result.append(np.where(generator.rand(weights) < moves, generator.rand(weights) < share, result[-1]))
     return np.stack(result)
 
 
@@ -97,9 +97,9 @@ def test_a_code_that_is_cut_or_too_long_is_refused() -> None:
 
 
 def made(tasks: int) -> tuple[Masks, list[dict[str, torch.Tensor]]]:
-    chance = seeding.generator("masks")
+    generator = seeding.generator("masks")
     shapes = {"conv": (8, 3, 3, 3), "linear": (10, 12)}
-    given = [{n: torch.rand(shape, generator=chance) < 0.3 for n, shape in shapes.items()} for _ in range(tasks)]
+    given = [{n: torch.rand(shape, generator=generator) < 0.3 for n, shape in shapes.items()} for _ in range(tasks)]
     result = Masks()
     for mask in given:
         result.add(mask)
@@ -130,11 +130,11 @@ def test_a_full_group_is_coded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     before = result.bytes()
     calls: list[int] = []
 
-    def watched(bits: Bits) -> bytes:
+    def observed(bits: Bits) -> bytes:
         calls.append(len(bits))
         return encode(bits)
 
-    monkeypatch.setattr(masks, "encode", watched)
+    monkeypatch.setattr(masks, "encode", observed)
     assert result.bytes() == before
     assert not calls
     result.add(given[0])

@@ -135,15 +135,15 @@ def objective(tasks: int, **weights: Any) -> TaskLoss:
 def test_contrast_gives_prototypes_no_gradient_and_attraction_the_encoder_none() -> None:
     x, y = noise("x", 6, 3, 8, 8), torch.arange(6) % 3
     for attraction, silent in ((0.0, "prototypes"), (1e6, "")):
-        lesson = objective(1, attraction=attraction)
-        lesson.loss(lesson.parts, x, y).backward()
-        moved = {n for n, p in lesson.parts.named_parameters() if p.grad is not None and bool(p.grad.any())}
+        task_loss = objective(1, attraction=attraction)
+        task_loss.loss(task_loss.parts, x, y).backward()
+        moved = {n for n, p in task_loss.parts.named_parameters() if p.grad is not None and bool(p.grad.any())}
         assert {"encoder.conv1.weight", "projector.0.weight"} <= moved
         assert ("prototypes.0" in moved) == (silent == "")
     plain, drawn = objective(1, attraction=0.0), objective(1, attraction=1e6)
     drawn.parts.load_state_dict(plain.parts.state_dict())
-    for lesson in (plain, drawn):
-        lesson.loss(lesson.parts, x, y).backward()
+    for task_loss in (plain, drawn):
+        task_loss.loss(task_loss.parts, x, y).backward()
     for a, b in zip(plain.parts.encoder.parameters(), drawn.parts.encoder.parameters(), strict=True):
         assert a.grad is not None
         assert b.grad is not None
@@ -174,11 +174,11 @@ def test_the_teacher_stays_to_the_bit_while_a_task_is_learned(monkeypatch: pytes
     held: list[TaskLoss] = []
     made = prd.TaskLoss
 
-    def watched(*args: Any) -> TaskLoss:
+    def observed(*args: Any) -> TaskLoss:
         held.append(made(*args))
         return held[-1]
 
-    monkeypatch.setattr(prd, "TaskLoss", watched)
+    monkeypatch.setattr(prd, "TaskLoss", observed)
     method.learn(tasks[1])
     teacher = {f"encoder.{n}": t for n, t in contents(held[0].teacher).items()}
     assert teacher
@@ -281,11 +281,11 @@ def test_views_are_functions_of_the_generator_and_keep_shape_and_layout() -> Non
 
 def test_both_views_of_a_batch_come_from_the_trainings_generator() -> None:
     x = normalised(PIXELS)
-    lesson = replace(objective(1), view=View(NORMAL, x))
-    assert lesson.attend(x, seeding.generator("batch")) is x
-    two = lesson.views(x)
-    chance = seeding.generator("batch")
-    assert torch.equal(two, torch.cat([View(NORMAL, x)(x, chance), View(NORMAL, x)(x, chance)]))
+    task_loss = replace(objective(1), view=View(NORMAL, x))
+    assert task_loss.attend(x, seeding.generator("batch")) is x
+    two = task_loss.views(x)
+    generator = seeding.generator("batch")
+    assert torch.equal(two, torch.cat([View(NORMAL, x)(x, generator), View(NORMAL, x)(x, generator)]))
     assert not torch.equal(two[:40], two[40:])
 
 

@@ -28,7 +28,7 @@ def orthonormal(basis: Tensor) -> float:
 
 
 @pytest.mark.parametrize(
-    "how",
+    "mode",
     [
         {"kernel_size": 3, "padding": 1},
         {"kernel_size": (3, 2), "stride": (2, 1), "padding": (0, 2)},
@@ -38,9 +38,9 @@ def orthonormal(basis: Tensor) -> float:
         {"kernel_size": 3, "padding": 2, "padding_mode": "circular"},
     ],
 )
-def test_a_weight_times_the_patches_is_the_convolution(how: dict[str, Any]) -> None:
+def test_a_weight_times_the_patches_is_the_convolution(mode: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    layer = nn.Conv2d(3, 5, bias=True, dtype=torch.float64, **how)
+    layer = nn.Conv2d(3, 5, bias=True, dtype=torch.float64, **mode)
     x = random(4, 3, 8, 8)
     y = layer(x).detach()
     result = subspaces.matrix(layer.weight) @ subspaces.inputs(layer, x, y)
@@ -65,10 +65,10 @@ def test_a_weight_times_the_inputs_is_the_linear_layer(shape: tuple[int, ...], b
 def test_columns_know_their_energy_residual_and_spectrum(parts: tuple[int, ...]) -> None:
     """Whether they are kept as they are (fewer than 10 of them here) or as their Gram matrix."""
     all_ = [random(10, n, seed=i) for i, n in enumerate(parts)]
-    dense, kept, m = torch.cat(all_, 1), Columns(all_), basis_of(10, 4)
-    assert (kept._gram is not None) == (dense.shape[1] > 10)
+    dense, retained, m = torch.cat(all_, 1), Columns(all_), basis_of(10, 4)
+    assert (retained._gram is not None) == (dense.shape[1] > 10)
     rest = dense - m @ m.T @ dense
-    for columns, expected in ((kept, dense), (kept.without(m), rest)):
+    for columns, expected in ((retained, dense), (retained.without(m), rest)):
         torch.testing.assert_close(columns.energy(), expected.square().sum())
         u, s, _ = torch.linalg.svd(expected, full_matrices=False)
         energies, directions = columns.spectrum()
@@ -76,7 +76,7 @@ def test_columns_know_their_energy_residual_and_spectrum(parts: tuple[int, ...])
         real = s > 1e-6
         agreement = (directions[:, : len(s)].T @ u)[real][:, real].abs()
         torch.testing.assert_close(agreement, torch.eye(len(agreement), dtype=torch.float64), rtol=0, atol=1e-6)
-    assert captured(m, kept) == pytest.approx(1 - float(rest.square().sum() / dense.square().sum()), abs=1e-12)
+    assert captured(m, retained) == pytest.approx(1 - float(rest.square().sum() / dense.square().sum()), abs=1e-12)
 
 
 def test_the_first_basis_has_the_directions_before_the_threshold_is_reached() -> None:

@@ -36,12 +36,12 @@ def test_it_keeps_the_contract(settings: dict[str, Any]) -> None:
     assert WinningSubnetworks.frozen
 
 
-@pytest.mark.parametrize(("n", "share", "kept"), [(1500, 0.1, 151), (25000, 0.5, 12500), (10, 1.0, 10), (1, 0.3, 1)])
-def test_so_many_weights_are_selected(n: int, share: float, kept: int) -> None:
+@pytest.mark.parametrize(("n", "share", "count"), [(1500, 0.1, 151), (25000, 0.5, 12500), (10, 1.0, 10), (1, 0.3, 1)])
+def test_a_share_of_the_weights_is_selected(n: int, share: float, count: int) -> None:
     scores = torch.randn(n, generator=seeding.generator("scores"))
     mask = selected(scores, share)
-    assert int(mask.sum()) == kept
-    assert scores[mask].abs().min() >= scores[~mask].abs().max() if kept < n else mask.all()
+    assert int(mask.sum()) == count
+    assert scores[mask].abs().min() >= scores[~mask].abs().max() if count < n else mask.all()
 
 
 @pytest.mark.parametrize("share", [0.1, 0.37, 0.5, 1.0])
@@ -61,16 +61,16 @@ def test_every_layer_has_its_share_and_no_more() -> None:
     method = learned(share=0.3)
     for task in range(3):
         for mask in method.masks.of(task).values():
-            n, kept = mask.numel(), int(mask.sum())
-            assert 0.3 <= kept / n <= 0.3 + 2 / n
+            n, retained = mask.numel(), int(mask.sum())
+            assert 0.3 <= retained / n <= 0.3 + 2 / n
 
 
 def test_gradients_go_straight_through_to_scores_and_only_to_selected_weights() -> None:
     inner = nn.Linear(5, 4, bias=False)
     layer = nn.Sequential(inner)
-    chance = seeding.generator("gradient")
-    scores = nn.Parameter(torch.randn(4, 5, generator=chance))
-    x, outer = torch.randn(3, 5, generator=chance), torch.randn(3, 4, generator=chance)
+    generator = seeding.generator("gradient")
+    scores = nn.Parameter(torch.randn(4, 5, generator=generator))
+    x, outer = torch.randn(3, 5, generator=generator), torch.randn(3, 4, generator=generator)
     theta = inner.weight
     with masking(layer, {"0.weight": scores}, 0.5):
         y = layer(x)
@@ -119,14 +119,14 @@ def test_weights_that_are_never_selected_do_not_shrink(monkeypatch: pytest.Monke
     first: dict[str, Tensor] = {}
     drawn = WinningSubnetworks.initial_scores
 
-    def watched(method: WinningSubnetworks, name: str, weight: Tensor) -> nn.Parameter:
+    def observed(method: WinningSubnetworks, name: str, weight: Tensor) -> nn.Parameter:
         first[name] = weight.detach().clone()
         scores = drawn(method, name, weight)
         with torch.no_grad():
             scores[0, 0] = 0  # far below all others
         return scores
 
-    monkeypatch.setattr(WinningSubnetworks, "initial_scores", watched)
+    monkeypatch.setattr(WinningSubnetworks, "initial_scores", observed)
     context = tiny_context(recipe=replace(TINY, epochs=1, lr=1e-6))
     method = learned(1, context, l2=1.0)
     for n, weight in method.weights().items():
@@ -185,21 +185,21 @@ def test_the_official_schedule_ends_with_the_best_epoch_and_its_mask(monkeypatch
     losses: list[float] = []
     logits = network.logits
 
-    def watched(context: Context, net: nn.Module, x: Tensor) -> Tensor:
+    def observed(context: Context, net: nn.Module, x: Tensor) -> Tensor:
         result = logits(context, net, x)
         losses.append(float(F.cross_entropy(result, task.val.y)))
         return result
 
-    monkeypatch.setattr(network, "logits", watched)
+    monkeypatch.setattr(network, "logits", observed)
     monkeypatch.setattr(wsn, "FLOOR", 3e-4)
     rates: list[float] = []
     by_validation = WinningSubnetworks.train_on_plateaus
 
-    def kept(self: WinningSubnetworks, training: Any, *rest: Any) -> None:
+    def retained(self: WinningSubnetworks, training: Any, *rest: Any) -> None:
         by_validation(self, training, *rest)
         rates.append(training.recipe.lr)
 
-    monkeypatch.setattr(WinningSubnetworks, "train_on_plateaus", kept)
+    monkeypatch.setattr(WinningSubnetworks, "train_on_plateaus", retained)
     method = WinningSubnetworks(tiny_context(), mode="official")
     method.learn(task)
     best = min(losses)
