@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parent.parent / "src"
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src"
 
 LIBRARY = (
     ("halrp._version", "halrp.errors", "halrp.checks", "halrp.references"),
@@ -136,3 +138,21 @@ def test_the_version_needs_nothing() -> None:
 def test_a_file_holds_one_idea() -> None:
     long = {n: len(path.read_text(encoding="utf-8").splitlines()) for n, path in MODULES.items()}
     assert {name: lines for name, lines in long.items() if lines > 420} == {}
+
+
+def test_the_walks_of_the_document_lead_somewhere() -> None:
+    rows = re.findall(r"\| `([\w/.]+)`(?:: `(\w+)`)? \|$", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE)
+    assert len(rows) > 30
+    for path, name in rows:
+        assert (ROOT / path).exists(), path
+        if name:
+            assert name in defined(ROOT / path), f"{path} has no {name}"
+
+
+def defined(path: Path) -> set[str]:
+    """The names that a module defines at its top level."""
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    names = {node.name for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    assigned = [node for node in body if isinstance(node, (ast.Assign, ast.AnnAssign))]
+    targets = [target for node in assigned for target in getattr(node, "targets", [getattr(node, "target", None)])]
+    return names | {target.id for target in targets if isinstance(target, ast.Name)}
