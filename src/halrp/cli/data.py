@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -25,14 +24,15 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
-from rich.table import Table
 
+from halrp.cli.extras import needs_lab_extra
+from halrp.cli.options import Data
+from halrp.cli.screen import print_table
 from halrp.errors import HalrpError, SettingError
 
 if TYPE_CHECKING:
     from halrp.lab.data import LoadedDataSet, Status
 
-EXTRAS = {"PIL": "pillow", "sklearn": "scikit-learn", "scipy": "scipy"}
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 
 app = typer.Typer(
@@ -48,11 +48,6 @@ app = typer.Typer(
 
     Then, for example: halrp data get cifar100, and halrp data show cifar100-split -o sheet.png""",
 )
-
-Data: TypeAlias = Annotated[
-    Path | None,
-    typer.Option("--data", metavar="DIR", help="the data directory, if not HALRP_DATA", show_default=False),
-]
 
 
 @app.command("list")
@@ -71,7 +66,7 @@ def list_sets(
     """
     from halrp.lab.data import SETS, data_directory, status
 
-    with _needs_extra(), _decoding() as step:
+    with needs_lab_extra(), _decoding() as step:
         statuses = [status(name, data, verify, step if verify else None) for name in SETS]
     rows = [_row(each, data) for each in statuses]
     if as_json:
@@ -106,19 +101,17 @@ def _row(status: Status, data: Path | None) -> dict[str, Any]:
 
 
 def _print_table(rows: list[dict[str, Any]], verify: bool, root: Path) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("data set", "state", "verified", "size", "layout", "needed by"):
-        table.add_column(title, justify="right" if title == "size" else "left", no_wrap=title != "needed by")
+    lines = []
     for row in rows:
         size = decimal(row["bytes"]) if row["present"] else f"({decimal(row['download_bytes'])})"
         verified = row["verified"] if row["present"] and verify else "" if not row["present"] else "not asked"
         layout = row["layout"] or ""
         if row["directory"] not in (None, str(root)):
             layout += f", in {row['directory']}"
-        cells = (row["name"], row["state"], verified, size, layout, ", ".join(row["streams"]))
-        table.add_row(*map(escape, cells))
+        lines.append((row["name"], row["state"], verified, size, layout, ", ".join(row["streams"])))
     typer.echo(f"Data directory: {root}\n")
-    (Console() if sys.stdout.isatty() else Console(width=160)).print(table)
+    titles = ("data set", "state", "verified", "size", "layout", "needed by")
+    print_table(titles, lines, right=["size"], wrap=["needed by"])
     for row in rows:
         if row["problem"]:
             typer.echo(f"\n{row['name']}: {row['problem']}")
@@ -155,7 +148,7 @@ def get_sets(
     failed = 0
     for name in chosen:
         try:
-            with _needs_extra():
+            with needs_lab_extra():
                 _get(name, data, again)
         except HalrpError as error:
             failed += 1
@@ -226,7 +219,7 @@ def show_stream(
     from halrp.lab.streams.contact_sheet import contact_sheet
     from halrp.store import atomic
 
-    with _needs_extra():
+    with needs_lab_extra():
         loaded = load(stream, order, seed, fraction, data)
         picture = contact_sheet(loaded, tasks=tasks, per_class=per_class)
         content = io.BytesIO()
@@ -234,18 +227,6 @@ def show_stream(
     atomic.write(output, content.getvalue())
     shown = min(tasks, len(loaded))
     typer.echo(f"wrote {output}: {shown} of {len(loaded)} tasks of {loaded.name}, order {order}, seed {seed}")
-
-
-@contextmanager
-def _needs_extra() -> Iterator[None]:
-    """Turn a missing package of the `lab` extra into one line."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in EXTRAS:
-            raise
-        raise SettingError(f"this needs {EXTRAS[missing]}; run: pip install 'halrp[lab]'") from error
 
 
 @contextmanager

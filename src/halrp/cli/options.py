@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options of commands, by what they name."""
 
 from __future__ import annotations
 
@@ -7,6 +7,15 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+Method: TypeAlias = Annotated[
+    str | None, typer.Option("--method", "-m", help="see: halrp methods; or my_module:Mine", show_default=False)
+]
+Stream: TypeAlias = Annotated[
+    str | None, typer.Option("--stream", "-s", help="see: halrp streams; or my_module:load", show_default=False)
+]
+Backbone: TypeAlias = Annotated[
+    str | None, typer.Option("--backbone", "-b", help="see: halrp backbones; or my_module:build", show_default=False)
+]
 Results: TypeAlias = Annotated[Path, typer.Option("--results", metavar="DIR", help="folder of the records")]
 Data: TypeAlias = Annotated[
     Path | None,

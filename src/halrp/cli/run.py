@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from halrp.cli.options import Data, Device, Jobs, Results
+from halrp.cli.extras import needs_lab_extra
+from halrp.cli.options import Backbone, Data, Device, Jobs, Method, Results, Stream
 from halrp.errors import SettingError
 
 if TYPE_CHECKING:
@@ -22,17 +23,9 @@ def run_cell(
         str | None,
         typer.Argument(metavar="PRESET", help="a preset or a sweep's file to take the cell from", show_default=False),
     ] = None,
-    method: Annotated[
-        str | None,
-        typer.Option("--method", "-m", help="see: halrp methods; or my_module:Mine", show_default=False),
-    ] = None,
-    stream: Annotated[
-        str | None, typer.Option("--stream", "-s", help="see: halrp streams; or my_module:load", show_default=False)
-    ] = None,
-    backbone: Annotated[
-        str | None,
-        typer.Option("--backbone", "-b", help="see: halrp backbones; or my_module:build", show_default=False),
-    ] = None,
+    method: Method = None,
+    stream: Stream = None,
+    backbone: Backbone = None,
     order: Annotated[str | None, typer.Option(help="order of the tasks; default: A", show_default=False)] = None,
     seed: Annotated[int | None, typer.Option(help="seed of the repeat; default: 0", show_default=False)] = None,
     fraction: Annotated[
@@ -64,7 +57,7 @@ def run_cell(
 
     Example: halrp run cifar100-split --method ewc --set strength=100 --order B --fraction 0.05
     """
-    from halrp.lab.run import console, runner, sweep
+    from halrp.lab.run import console, sweep
 
     values: dict[str, Any] = {
         "method": method,
@@ -77,21 +70,34 @@ def run_cell(
         "tasks": tasks,
     }
     values = {key: value for key, value in values.items() if value is not None}
-    values |= {f"settings.{k}": sweep.value_of(v) for k, v in sweep.pairs(settings or (), "--set").items()}
-    values |= {f"recipe.{k}": sweep.value_of(v) for k, v in sweep.pairs(recipe or (), "--recipe").items()}
+    values |= {f"settings.{key}": value for key, value in _values(settings, "--set").items()}
+    values |= {f"recipe.{key}": value for key, value in _values(recipe, "--recipe").items()}
     cell = _choose_cell(preset, values)
     console.check_device(device)
     if threads < 1:
         raise SettingError(f"--threads {threads} must be at least 1")
-    folder = sweep.check_folder(results)
+    _run_here(cell, sweep.check_folder(results), data, device, threads, tensorboard)
+
+
+def _run_here(cell: Cell, folder: Path, data: Path | None, device: str, threads: int, tensorboard: Path | None) -> None:
+    """Run a cell in this process if it has no record yet, and show the record."""
+    from halrp.lab.run import console, runner
+
     if not (folder / f"{cell.name}.json").exists():
         prepared = _prepare([cell], data)
-        cell = prepared.cells[0]
+        cell = prepared.cells[0]  # its name may have changed: the data at hand may be a subset
     if (folder / f"{cell.name}.json").exists():
         typer.echo(f"{cell.name}: already finished")
     else:
         console.run(cell, prepared.tasks[cell.name], folder, data, device, threads, tensorboard)
     console.show(runner.read(folder / f"{cell.name}.json"), folder / f"{cell.name}.json")
+
+
+def _values(texts: list[str] | None, option: str) -> dict[str, Any]:
+    """The values of an option that is given as KEY=VALUE, any number of times."""
+    from halrp.lab.run import sweep
+
+    return {key: sweep.value_of(text) for key, text in sweep.pairs(texts or (), option).items()}
 
 
 def _choose_cell(preset: str | None, values: Mapping[str, Any]) -> Cell:
@@ -118,10 +124,9 @@ def _choose_cell(preset: str | None, values: Mapping[str, Any]) -> Cell:
 
 def _prepare(cells: list[Cell], data: Path | None, elsewhere: bool = False) -> Prepared:
     """Check cells with the data at hand, and print notes about them."""
-    from halrp.cli.data import _needs_extra
     from halrp.lab.run import sweep
 
-    with _needs_extra():
+    with needs_lab_extra():
         prepared = sweep.prepare(cells, data, elsewhere)
     for note in prepared.notes:
         typer.echo(f"note: {note}", err=True)
@@ -168,7 +173,7 @@ def run_sweep(
     from halrp.lab.run import console, sweep
 
     title, document = sweep.read(name)
-    values = {key: sweep.value_of(value) for key, value in sweep.pairs(changes or (), "--with").items()}
+    values = _values(changes, "--with")
     filters = sweep.pairs([*(only or ()), *(wanted or ())], "--only")
     # Methods first: the changes of --with need not be settings of the others.
     by_method = {key: value for key, value in filters.items() if key == "method"}
@@ -226,16 +231,11 @@ def _run(
     if jobs is not None and jobs < 1:
         raise SettingError(f"--jobs {jobs} must be at least 1")
     engine, jobs = _engine(len(prepared.cells), folder, jobs, data, device, scheduler)
-    console = Console()
     with engine:
         atomic.make_folder(folder)
         try:
-            if console.is_terminal:
-                with progress.LiveTable(console) as table:
-                    status = sweep.run_cells(prepared.cells, engine, folder, prepared.tasks, jobs, table.observe)
-            else:
-                log = progress.log_lines(typer.echo)
-                status = sweep.run_cells(prepared.cells, engine, folder, prepared.tasks, jobs, log)
+            with progress.observer(Console(), typer.echo) as observe:
+                status = sweep.run_cells(prepared.cells, engine, folder, prepared.tasks, jobs, observe)
         except KeyboardInterrupt:
             typer.echo("stopped; finished cells have their records, and the same command resumes the others", err=True)
             raise

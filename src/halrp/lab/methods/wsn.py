@@ -129,8 +129,9 @@ class WinningSubnetworks(Method):
         check_choice("wsn", "mode", mode, MODES)
         recipe = context.recipe
         if mode == "official":
-            recipe = official_recipe(recipe, optimiser="adam", lr=1e-3, batch=64, epochs=200)
-        recipe = recipe if epochs is None else replace(recipe, epochs=epochs)
+            recipe = official_recipe(recipe, optimiser="adam", lr=1e-3, batch=64, epochs=epochs or 200)
+        elif epochs is not None:
+            recipe = replace(recipe, epochs=epochs)
         super().__init__(with_weights_only(replace(context, recipe=recipe)))
         self.share, self.mode = share, mode
         self.l2 = l2 if l2 is not None else 1e-4 if mode == "paper" else 0.0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -13,6 +14,16 @@ from rich.text import Text
 
 from halrp.lab.run.engine import Event
 from halrp.lab.run.status import Observer, SweepStatus, duration
+
+
+@contextmanager
+def observer(console: Console, write: Callable[[str], None]) -> Iterator[Observer]:
+    """An observer for a block: a live table if the console is a terminal, else lines that `write` prints."""
+    if console.is_terminal:
+        with LiveTable(console) as table:
+            yield table.observe
+    else:
+        yield log_lines(write)
 
 
 def log_lines(write: Callable[[str], None]) -> Observer:
