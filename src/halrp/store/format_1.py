@@ -14,7 +14,7 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
-from halrp.checks import is_number, is_whole
+from halrp.checks import is_whole
 from halrp.errors import DamagedError
 from halrp.model.codec import PRECISIONS, Coded
 from halrp.model.delta import Delta, Recovered
@@ -25,7 +25,8 @@ FORMAT = 1
 _PARTS = ("values", "scale", "mask")
 _FLOATS = {str(DTYPES[name]): name for name in ("F32", "F64", "F16", "BF16")}
 _LARGEST = 2**40
-_PREDICTED = "bought"  # what format 1 calls importance, predicted loss and the share that is recovered
+PREDICTED = "bought"
+"""What format 1 calls importance, predicted loss and the share that is recovered."""
 _FIELDS = {
     "format",
     "task",
@@ -38,7 +39,7 @@ _FIELDS = {
     "columns",
     "shapes",
     "types",
-    _PREDICTED,
+    PREDICTED,
     "how",
 }
 
@@ -69,7 +70,7 @@ def read(content: bytes, text: str) -> Delta:
         scales=scales,
         coded=matrices,
         plain=plain,
-        recovered={name: Recovered(*map(float, values)).stored() for name, values in facts[_PREDICTED].items()},
+        recovered={name: Recovered(*map(float, values)).stored() for name, values in facts[PREDICTED].items()},
     )
 
 
@@ -93,9 +94,10 @@ def _check(facts: Mapping[str, Any]) -> None:
     require(all(sizes), "a shape is not one")
     require(facts["types"].keys() == shapes.keys(), "shapes and types name different weights")
     require(all(t in _FLOATS for t in facts["types"].values()), "a type is not a floating one")
-    for name, values in facts[_PREDICTED].items():
-        good = isinstance(values, list) and len(values) == 3 and all(is_number(v) for v in values)
-        require(good, f"what it recovered of {name} is not three numbers")
+    for name, values in facts[PREDICTED].items():
+        # Format 1 wrote floats, 1.0 and not 1: another spelling is not a file of this library.
+        good = isinstance(values, list) and len(values) == 3 and all(isinstance(v, float) for v in values)
+        require(good and all(map(math.isfinite, values)), f"what it recovered of {name} is not three finite floats")
 
 
 def _factors(
@@ -126,7 +128,7 @@ def _layout(
         for name, (r, _) in scales.items()
     ]
     for name, shape in facts["shapes"].items():
-        kind: SlotKind = "adapted" if name in facts[_PREDICTED] else "owned"
+        kind: SlotKind = "adapted" if name in facts[PREDICTED] else "owned"
         slots.append(Slot(name, kind, "weight", _FLOATS[facts["types"][name]], tuple(shape)))
     slots += [Slot(name, "owned", "other", dtype_name(t.dtype), tuple(t.shape)) for name, t in plain.items()]
     return Layout(facts["base"], tuple(sorted(slots)), partial=True)
