@@ -82,8 +82,8 @@ def test_rows_of_zeros_stay_zeros_and_disturb_no_other_row(precision: Precision,
     read = decode(encode(original, precision), dtype)
     assert not read[[0, 2]].any()
     assert bool(read.isfinite().all())
-    kept = original[[1, 3]]
-    assert torch.equal(read[[1, 3]], decode(encode(kept, precision), dtype))
+    nonzero = original[[1, 3]]
+    assert torch.equal(read[[1, 3]], decode(encode(nonzero, precision), dtype))
     nothing = torch.zeros(4, 30, dtype=dtype)
     assert torch.equal(decode(encode(nothing, precision), dtype), nothing)
 
@@ -138,8 +138,8 @@ def test_entries_that_a_low_precision_rounds_to_zero_are_left_out_too() -> None:
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_memory_format_of_a_matrix_does_not_matter(precision: Precision) -> None:
     original = matrix(5, 8, zeros=0.3)
-    one, other = encode(original, precision), encode(original.T.contiguous().T, precision)
-    assert all(torch.equal(one.parts[part], other.parts[part]) for part in one.parts)
+    coded, other = encode(original, precision), encode(original.T.contiguous().T, precision)
+    assert all(torch.equal(coded.parts[part], other.parts[part]) for part in coded.parts)
 
 
 def test_what_was_encoded_is_not_changed() -> None:

@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and a lock that dies with its holder."""
+"""Atomic writes, and a lock that ends with the process that holds it."""
 
 from __future__ import annotations
 
@@ -152,8 +152,8 @@ def test_a_lock_that_is_removed_while_it_is_taken_is_taken_again(
     fcntl = pytest.importorskip("fcntl")
     folder, flock, removed = tmp_path / "work", fcntl.flock, list[Path]()
 
-    def slow(handle: int, how: int) -> None:
-        flock(handle, how)
+    def slow(handle: int, operation: int) -> None:
+        flock(handle, operation)
         if not removed:  # the former holder leaves, and removes its folder as it does
             shutil.rmtree(folder)
             removed.append(folder)

@@ -84,8 +84,8 @@ ALLOWED = {"tools/export.py": "torch.export.load"}
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(SOURCE).as_posix())
 def test_no_source_runs_code_from_a_file(path: Path) -> None:
     allowed = ALLOWED.get(path.relative_to(SOURCE).as_posix())
-    found = list(dangers(path.read_text(encoding="utf-8")))
-    assert [danger for danger in found if danger.partition(": ")[2] != allowed] == []
+    listed = list(dangers(path.read_text(encoding="utf-8")))
+    assert [danger for danger in listed if danger.partition(": ")[2] != allowed] == []
 
 
 @pytest.mark.parametrize(

@@ -62,9 +62,9 @@ def committed(folder: Path) -> set[str]:
     return {"manifest.json", "lock"} | {entry.file for entry in entries}
 
 
-def same_predictions(one: Learner, other: Learner, x: Tensor) -> bool:
-    assert list(one.tasks) == list(other.tasks)
-    return all(torch.equal(one.predict(x, name), other.predict(x, name)) for name in (None, *one.tasks))
+def same_predictions(learner: Learner, other: Learner, x: Tensor) -> bool:
+    assert list(learner.tasks) == list(other.tasks)
+    return all(torch.equal(learner.predict(x, name), other.predict(x, name)) for name in (None, *learner.tasks))
 
 
 # ---- what comes back ------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_unusual_models_come_back(dtype: torch.dtype, tmp_path: Path) -> None:
 
 
 class MixedTypes(nn.Module):
-    """Float and double layers side by side, small ones among them that a task owns outright."""
+    """Float and double layers side by side, small ones among them that a task owns in full."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -237,29 +237,29 @@ def test_saving_again_changes_no_file(tmp_path: Path) -> None:
 
 
 def test_two_learners_that_commit_in_turn_keep_each_others_tasks(tmp_path: Path) -> None:
-    one, two = (learned("mlp", tasks=0, base="given", store=tmp_path) for _ in range(2))
-    one.learn("a", tiny_task("mlp", 0))
-    two.learn("b", tiny_task("mlp", 1))
-    one.learn("c", tiny_task("mlp", 2))
+    first, second = (learned("mlp", tasks=0, base="given", store=tmp_path) for _ in range(2))
+    first.learn("a", tiny_task("mlp", 0))
+    second.learn("b", tiny_task("mlp", 1))
+    first.learn("c", tiny_task("mlp", 2))
     loaded = Learner.load(tmp_path, net("mlp"))
     assert list(loaded.tasks) == ["a", "b", "c"]
     x = tiny_task("mlp", 7)[0]
-    for learner, names in ((one, "ac"), (two, "b")):
+    for learner, names in ((first, "ac"), (second, "b")):
         assert all(torch.equal(learner.predict(x, name), loaded.predict(x, name)) for name in names)
 
 
 def test_a_task_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
-    one, two = (learned("mlp", tasks=0, base="given") for _ in range(2))
+    first, second = (learned("mlp", tasks=0, base="given") for _ in range(2))
     store = Store(tmp_path)
-    store.commit(one._ready, [one.learn("a", tiny_task("mlp", 0))], known={})
+    store.commit(first._ready, [first.learn("a", tiny_task("mlp", 0))], known={})
     before = snapshot(tmp_path)
-    other = two.learn("a", tiny_task("mlp", 1))
+    other = second.learn("a", tiny_task("mlp", 1))
     with pytest.raises(ConflictError, match="already holds another task 'a'"):
-        store.commit(two._ready, [other], known={})
+        store.commit(second._ready, [other], known={})
     assert snapshot(tmp_path) == before
-    store.commit(one._ready, [one.tasks["a"]], known={})  # the same task again is no conflict
+    store.commit(first._ready, [first.tasks["a"]], known={})  # the same task again is no conflict
     assert snapshot(tmp_path) == before
-    store.commit(two._ready, [other], known=one.tasks)  # whoever knows what is there may replace it
+    store.commit(second._ready, [other], known=first.tasks)  # whoever knows what is there may replace it
     assert store.manifest().tasks["a"].bytes == len(task_file.write(other))
 
 
@@ -351,13 +351,13 @@ def test_saving_over_another_base_is_refused_and_changes_nothing(tmp_path: Path)
 
 
 def test_a_second_learner_that_trains_its_own_base_into_a_store_is_refused_and_unchanged(tmp_path: Path) -> None:
-    one = learned("mlp", tasks=0, store=tmp_path)
-    two = Learner(net("mlp", seed=3), recipe=FAST, method=roomy(), store=tmp_path)
-    one.learn("t0", tiny_task("mlp", 0))
+    first = learned("mlp", tasks=0, store=tmp_path)
+    second = Learner(net("mlp", seed=3), recipe=FAST, method=roomy(), store=tmp_path)
+    first.learn("t0", tiny_task("mlp", 0))
     before = snapshot(tmp_path)
     with pytest.raises(ConflictError, match="another base"):
-        two.learn("t0", tiny_task("mlp", 0))
-    assert not two.tasks
+        second.learn("t0", tiny_task("mlp", 0))
+    assert not second.tasks
     assert {n: b for n, b in snapshot(tmp_path).items() if not n.startswith("work/")} == before
 
 
@@ -466,9 +466,9 @@ def test_any_name_stays_in_the_folder_and_comes_back_exactly(tmp_path: Path) -> 
     assert list(Learner.load(folder, net("mlp")).tasks) == NAMES
     assert [path.name for path in tmp_path.iterdir()] == ["outer"]
     assert [path.name for path in (tmp_path / "outer").iterdir()] == ["store"]
-    found = set(snapshot(folder))
-    assert found == committed(folder)
-    assert all(len(Path(file).name) < 100 and file.isascii() for file in found)
+    files = set(snapshot(folder))
+    assert files == committed(folder)
+    assert all(len(Path(file).name) < 100 and file.isascii() for file in files)
 
 
 def test_errors_of_a_store_do_not_pretend_to_be_of_the_model() -> None:

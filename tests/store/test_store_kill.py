@@ -128,12 +128,12 @@ def _die_at(step: int) -> None:
 
 
 def heard(reading: int) -> list[str]:
-    """What a dead child said, whole lines only."""
-    said = b""
+    """What a killed child reported, complete lines only."""
+    reported = b""
     while part := os.read(reading, 4096):
-        said += part
+        reported += part
     os.close(reading)
-    lines = said.decode().splitlines()
+    lines = reported.decode().splitlines()
     assert not [line for line in lines if line.startswith("failed")], lines
     return lines
 
@@ -157,12 +157,12 @@ def lives_until_done(folder: Path, method: Halrp, kills: Iterator[tuple[float | 
     killed = 0
     while True:
         delay, die_at = next(kills, (None, None))
-        said = one_life(folder, method, delay, die_at)
-        done = "done" in said
-        finished |= set(said) - {"done"}
+        reported = one_life(folder, method, delay, die_at)
+        done = "done" in reported
+        finished |= set(reported) - {"done"}
         if Store(folder).exists():
-            kept = set(Learner.load(folder, net("mlp")).tasks)  # reads and checks every file
-            assert finished <= kept
+            stored = set(Learner.load(folder, net("mlp")).tasks)  # reads and checks every file
+            assert finished <= stored
         else:
             assert not finished
         if done:

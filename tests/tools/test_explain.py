@@ -1,4 +1,4 @@
-"""What is told about a model before anything is trained: treatments, reasons, costs, and the smallest budget."""
+"""What is known about a model before anything is trained: kinds, reasons, costs, and the smallest budget."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
 """A model, and the kind of the tiny tasks that it can learn."""
 
 
-def by_name(found: Explanation) -> dict[str, Row]:
-    return {row.name: row for row in found.rows}
+def by_name(explanation: Explanation) -> dict[str, Row]:
+    return {row.name: row for row in explanation.rows}
 
 
 def test_treatment_of_a_residual_network() -> None:
@@ -125,12 +125,12 @@ def test_treatment_of_a_vision_transformer() -> None:
 @pytest.mark.parametrize("kind", MODELS)
 def test_every_parameter_has_a_row_with_its_shape_and_a_reason(kind: str) -> None:
     model = MODELS[kind][0]()
-    found = explain(model)
+    explanation = explain(model)
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    assert [row.name for row in found.rows] == list(tensors)
-    assert all(row.shape == tuple(tensors[row.name].shape) and row.why for row in found.rows)
-    assert found.parameters == sum(p.numel() for p in model.parameters())
-    assert found.refused == ()
+    assert [row.name for row in explanation.rows] == list(tensors)
+    assert all(row.shape == tuple(tensors[row.name].shape) and row.why for row in explanation.rows)
+    assert explanation.parameters == sum(p.numel() for p in model.parameters())
+    assert explanation.refused == ()
 
 
 def test_a_rank_costs_a_column_and_a_row_in_every_view_and_precision() -> None:
@@ -160,20 +160,20 @@ def test_costs_follow_the_models_own_floating_type() -> None:
 def test_the_fixed_part_is_the_smallest_budget_that_a_learner_accepts(kind: str, precision: str) -> None:
     build, data = MODELS[kind]
     model = drawn(build)
-    found = explain(model, precision=precision)  # type: ignore[arg-type]
-    assert found.fixed_bytes is not None
+    explanation = explain(model, precision=precision)  # type: ignore[arg-type]
+    assert explanation.fixed_bytes is not None
 
     def learn(budget: int) -> int:
         method = Halrp.budget(budget, precision=precision, view="mean")  # type: ignore[arg-type]
         return Learner(model, base="given", method=method, recipe=FAST).learn("task", tiny_task(data)).bytes
 
-    assert learn(found.fixed_bytes) <= found.fixed_bytes
+    assert learn(explanation.fixed_bytes) <= explanation.fixed_bytes
     with pytest.raises(BudgetTooSmall) as refused:
-        learn(found.fixed_bytes - found.fixed["header"])
+        learn(explanation.fixed_bytes - explanation.fixed["header"])
     needed = re.search(r"raise it to at least ([\d,]+)", str(refused.value))
     assert needed is not None
     # The header is measured for a longer name and other settings than these.
-    assert 0 <= found.fixed_bytes - int(needed[1].replace(",", "")) < 150
+    assert 0 <= explanation.fixed_bytes - int(needed[1].replace(",", "")) < 150
 
 
 def test_a_task_owns_exactly_the_rows_that_are_owned() -> None:
@@ -232,9 +232,12 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, str]]] = {
         lambda: nn.Sequential(nn.Linear(12, 12), nn.LazyLinear(3)),
         {"1.weight": "run one batch", "1.bias": "run one batch"},
     ),
-    "no head": (lambda: nn.Sequential(nn.Linear(12, 12), nn.LayerNorm(12)), {MODEL: "no head found.*could serve: 0"}),
+    "no head": (
+        lambda: nn.Sequential(nn.Linear(12, 12), nn.LayerNorm(12)),
+        {MODEL: "no head explanation.*could serve: 0"},
+    ),
     "nothing to adapt": (lambda: nn.Sequential(nn.LayerNorm(12), nn.Linear(12, 3)), {MODEL: "no adaptable layer"}),
-    "no parameters": (nn.ReLU, {MODEL: "no head found"}),
+    "no parameters": (nn.ReLU, {MODEL: "no head explanation"}),
     "scripted": (Scripted, {MODEL: "scripted"}),
     "two faults": (
         lambda: nn.Sequential(
@@ -249,18 +252,18 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, str]]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_refused_model_is_explained_with_every_reason(case: str) -> None:
     build, reasons = REFUSED[case]
-    found = explain(build())
-    assert {row.name for row in found.refused} == reasons.keys()
-    assert all(re.search(reasons[row.name], row.why) for row in found.refused)
-    assert found.fixed_bytes is None
-    assert f"{len(reasons)} refused" in str(found)
-    json.dumps(found.to_json())
+    explanation = explain(build())
+    assert {row.name for row in explanation.refused} == reasons.keys()
+    assert all(re.search(reasons[row.name], row.why) for row in explanation.refused)
+    assert explanation.fixed_bytes is None
+    assert f"{len(reasons)} refused" in str(explanation)
+    json.dumps(explanation.to_json())
 
 
 def test_a_head_that_does_not_exist_is_a_row_and_not_an_exception() -> None:
-    found = explain(net("conv"), head="nothing")
-    assert [row.name for row in found.refused] == [MODEL]
-    assert "no module named 'nothing'" in found.refused[0].why
+    explanation = explain(net("conv"), head="nothing")
+    assert [row.name for row in explanation.refused] == [MODEL]
+    assert "no module named 'nothing'" in explanation.refused[0].why
 
 
 def test_the_head_may_be_named() -> None:
@@ -270,18 +273,18 @@ def test_the_head_may_be_named() -> None:
 
 
 def test_the_text_is_a_table_with_a_line_for_every_row_and_the_smallest_budget() -> None:
-    found = explain(ResNet(), precision="int8")
-    lines = str(found).splitlines()
-    assert all(any(line.startswith(f"{row.name} ") for line in lines) for row in found.rows)
+    explanation = explain(ResNet(), precision="int8")
+    lines = str(explanation).splitlines()
+    assert all(any(line.startswith(f"{row.name} ") for line in lines) for row in explanation.rows)
     conv = next(line for line in lines if line.startswith("layer2.0.conv1.weight"))
     assert re.search(r"adapted +16×8×3×3 +1,152 +32 / 96 +96 +rule for Conv2d$", conv)
-    assert f"Smallest budget of a task: {found.fixed_bytes:,} =" in str(found)
+    assert f"Smallest budget of a task: {explanation.fixed_bytes:,} =" in str(explanation)
 
 
 def test_json_holds_the_same_numbers() -> None:
-    found = explain(ViT())
-    read = json.loads(json.dumps(found.to_json()))
-    assert read["fixed_bytes"] == found.fixed_bytes == sum(read["fixed"].values())
+    explanation = explain(ViT())
+    read = json.loads(json.dumps(explanation.to_json()))
+    assert read["fixed_bytes"] == explanation.fixed_bytes == sum(read["fixed"].values())
     row = next(row for row in read["rows"] if row["name"] == "patch_embed.weight")
     assert row["shape"] == [16, 3, 2, 2]
     assert row["rank_bytes"]["full"]["float32"] == 4 * (16 + 12)
@@ -290,12 +293,12 @@ def test_json_holds_the_same_numbers() -> None:
 def test_explaining_changes_nothing_and_needs_no_memory_for_weights() -> None:
     model = drawn(ResNet)
     before, state = digest(model), torch.get_rng_state()
-    found = explain(model)
+    explanation = explain(model)
     assert digest(model) == before
     assert torch.equal(torch.get_rng_state(), state)
     with torch.device("meta"):
         empty = ResNet()
-    assert explain(empty) == found
+    assert explain(empty) == explanation
 
 
 def test_an_unknown_precision_is_refused() -> None:
