@@ -1,4 +1,4 @@
-"""The frames of a report: labels, variants of settings and representatives; the objects that figures are built from."""
+"""The frames of a report: labels, variants of settings and representatives."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from halrp.lab.records.frames import Frame
 from halrp.lab.report import figures_ablation, figures_accuracy, figures_size, figures_time
-from halrp.lab.report.grouped import Grouped, SetupGroups, any_known, rounded, significant
+from halrp.lab.report.shapes import rounded, significant
 from halrp.lab.report.study import Study, stream_title
 from tests.lab.made_records import groups_of, older, parsed
 from tests.lab.report.made import steady, with_facts
@@ -23,9 +24,9 @@ def labels(*records: dict[str, Any]) -> list[str]:
     return [*study(*records).setups]
 
 
-def only_setup(*records: dict[str, Any]) -> SetupGroups:
-    [setup] = Grouped.of(study(*records)).setups
-    return setup
+def only_setup(*records: dict[str, Any]) -> Frame:
+    [groups] = study(*records).setups.values()
+    return groups
 
 
 def test_a_setup_is_named_by_stream_backbone_and_share() -> None:
@@ -61,7 +62,7 @@ def test_an_older_record_without_epochs_has_a_label_that_says_so() -> None:
 
 def test_settings_are_named_only_where_they_distinguish_groups_of_a_method() -> None:
     same = {"growth": 0.4, "rate": 0.9}
-    setup = only_setup(
+    groups = only_setup(
         steady(0.5, method="halrp-paper", settings=same),
         steady(0.5, method="halrp-paper", settings=same | {"rate": 0.5}),
         steady(0.5, method="lrp", settings={"growth": 0.1}),
@@ -70,7 +71,7 @@ def test_settings_are_named_only_where_they_distinguish_groups_of_a_method() -> 
         steady(0.5, method="halrp-budget", settings={"precision": "int8"}),
         steady(0.5, method="halrp-budget"),
     )
-    assert {group.name for group in setup.groups} == {
+    assert {*groups["name"]} == {
         "halrp-paper (rate=0.9)",
         "halrp-paper (rate=0.5)",
         "lrp",
@@ -82,20 +83,32 @@ def test_settings_are_named_only_where_they_distinguish_groups_of_a_method() -> 
 
 
 def test_a_method_that_is_not_registered_has_groups_too() -> None:
-    setup = only_setup(steady(0.5, method="mine", settings={"a": 1}), steady(0.5, method="mine", settings={"a": 2}))
-    assert [group.name for group in setup.groups] == ["mine (a=1)", "mine (a=2)"]
-    assert setup.groups[0].values["a"] == 1
+    groups = only_setup(steady(0.5, method="mine", settings={"a": 1}), steady(0.5, method="mine", settings={"a": 2}))
+    assert [*groups["name"]] == ["mine (a=1)", "mine (a=2)"]
+    assert groups["values"].iloc[0]["a"] == 1
+
+
+def test_a_method_of_a_user_has_its_title_and_the_reference_where_two_share_one() -> None:
+    def titled(method: str, title: str) -> dict[str, Any]:
+        return steady(0.5, method=method) | {"method": {"title": title}}
+
+    assert [*only_setup(titled("mine:A", "my method"), titled("stl", "separate networks"))["name"]] == [
+        "stl", "my method",
+    ]  # fmt: skip
+    names = only_setup(titled("mine:A", "my method"), titled("mine:B", "my method"), titled("mine:C", "stl"))["name"]
+    assert [*names] == ["my method [mine:A]", "my method [mine:B]", "stl [mine:C]"]
 
 
 def test_groups_hold_all_orders_and_seeds_and_the_row_of_the_table() -> None:
     records = [steady(0.1 * seed, order=order, seed=seed) for order in "AB" for seed in (1, 2)]
-    [group] = only_setup(*records).groups
-    assert [run.pair for run in group.runs] == [("A", 1), ("A", 2), ("B", 1), ("B", 2)]
-    assert group.repeats == "4 runs"
-    assert group.row["accuracy"] == groups_of(records)["accuracy"].iloc[0]
-    assert group.number("accuracy") == pytest.approx(15.0)
-    assert group.number("stl_mopd") is None
-    assert group.number("method") is None
+    shown = study(*records)
+    assert [*zip(shown.runs["order"], shown.runs["seed"], strict=True)] == [("A", 1), ("A", 2), ("B", 1), ("B", 2)]
+    assert [*shown.runs["group"]] == [0, 0, 0, 0]
+    [group] = shown.groups.to_dict("records")
+    assert group["repeats"] == "4 runs"
+    assert group["accuracy"] == groups_of(records)["accuracy"].iloc[0]
+    assert group["accuracy"] == pytest.approx(15.0)
+    assert math.isnan(group["stl_mopd"])
 
 
 def test_labels_of_runs_differ() -> None:
@@ -111,10 +124,10 @@ def test_the_settings_with_the_most_runs_represent_a_method() -> None:
     rare = [steady(0.9, method="l2", settings={"strength": s}) for s in (3.0, 4.0)]
     firsts = [steady(0.6, method=m, order=f"first-{k}", settings=s) for k in range(3)
               for m, s in (("l2", {"strength": 2.0}), ("be", {}))]  # fmt: skip
-    setup = only_setup(*often, *rare, *firsts)
-    assert [group.name for group in setup.main] == ["l2 (strength=2)", "be"]
-    assert [group.shows_first for group in setup.main] == [False, True]
-    assert [group.name for group in setup.distinct] == [
+    groups = only_setup(*often, *rare, *firsts)
+    chosen = groups[groups["representative"]]
+    assert [*zip(chosen["name"], chosen["first_order"], strict=True)] == [("l2 (strength=2)", False), ("be", True)]
+    assert [*groups["name"][groups["distinct"]]] == [
         "l2 (strength=2)", "l2 (strength=3)", "l2 (strength=4)", "be",
     ]  # fmt: skip
 
@@ -122,33 +135,32 @@ def test_the_settings_with_the_most_runs_represent_a_method() -> None:
 def test_of_equally_many_runs_those_with_the_settings_of_the_preset_represent_a_method() -> None:
     runs = [steady(0.5, method="wsn", stream="cifar100-split", backbone="lenet", settings=settings)
             for settings in ({"share": 0.1, "l2": 1e-4}, {"share": 0.5, "l2": 1e-4}, {"share": 0.5})]  # fmt: skip
-    setup = only_setup(*runs)
-    assert [group.row["settings"] for group in setup.main] == ["l2=0.0001"], "share=0.5 is the default, too"
+    groups = only_setup(*runs)
+    assert [*groups["settings"][groups["representative"]]] == ["l2=0.0001"], "share=0.5 is the default, too"
 
 
 def test_the_paper_stands_beside_whole_streams_only() -> None:
-    def setup(tasks: int, stream: str) -> SetupGroups:
-        return only_setup(steady(0.5, tasks, method="stl", stream=stream, backbone="lenet", fraction=0.05))
+    def printed(tasks: int, stream: str, method: str = "stl") -> Any:
+        record = steady(0.5, tasks, method=method, stream=stream, backbone="lenet", fraction=0.05)
+        return only_setup(record)["printed"].iloc[0]
 
-    assert setup(10, "cifar100-split").printed("stl") is not None
-    assert setup(10, "cifar100-split").printed("mine") is None
-    assert setup(3, "cifar100-split").printed("stl") is None
-    assert setup(10, "cifar100-split@subset").printed("stl") is None
-    assert setup(10, "mine").printed("stl") is None
+    assert printed(10, "cifar100-split") is not None
+    assert printed(10, "cifar100-split", "mine") is None
+    assert printed(3, "cifar100-split") is None
+    assert printed(10, "cifar100-split@subset") is None
+    assert printed(10, "mine") is None
 
 
 def test_numbers_are_rounded_and_what_is_missing_stays_missing() -> None:
     assert rounded([1.236, None, math.nan, -0.0001]) == (1.24, None, None, 0.0)
     assert math.copysign(1, rounded([-0.0001])[0] or 0.0) == 1
     assert significant([123456.0, 0.0, -1.0, None, math.inf]) == (123500.0, None, None, None, None)
-    assert any_known([None, 0.0])
-    assert not any_known([None, None])
 
 
 def test_no_records_make_no_figures() -> None:
-    grouped = Grouped.of(study())
+    nothing = study()
     for module in (figures_accuracy, figures_size, figures_time, figures_ablation):
-        assert module.figures(grouped) == ()
+        assert module.figures(nothing) == ()
 
 
 def test_a_thousand_records_are_quick() -> None:
@@ -167,7 +179,7 @@ def test_a_thousand_records_are_quick() -> None:
         for seed in range(10)
     ]
     began = time.process_time()
-    grouped = Grouped.of(study(*records))
+    shown = study(*records)
     for module in (figures_accuracy, figures_size, figures_time, figures_ablation):
-        assert module.figures(grouped)
+        assert module.figures(shown)
     assert time.process_time() - began < 5

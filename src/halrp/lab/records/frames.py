@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
+from halrp.checks import is_number
 from halrp.lab.records import metrics
 from halrp.lab.records.metrics import UndefinedMetric
 from halrp.lab.records.schema import Record, Setup, as_text
@@ -33,7 +34,7 @@ METRICS = [
     "accuracy", "bwt", *(f"growth_{size}" for size in SIZES), "later_bytes", "seconds", "time_ratio",
     "later_time_ratio", "peak_bytes",
 ]  # fmt: skip
-INTERNAL = ["first_order", "record"]
+INTERNAL = ["first_order", "record", "validation"]
 """Columns for further computation, which files and screens do not show."""
 WHOLE = ("tasks", "epochs", "seed", "runs", "peak_bytes")
 """Columns of whole numbers."""
@@ -42,8 +43,8 @@ WHOLE = ("tasks", "epochs", "seed", "runs", "peak_bytes")
 def runs(records: Iterable[Record]) -> Frame:
     """One row per run, in the order of tables: its configuration and its metrics.
 
-    `accuracy` and `bwt` (backward transfer) are in %, `growth_*` is a share of one single-task network, `later_bytes`
-    is what each task after the first adds, `time_ratio` is in multiples of the first task of `stl`.
+    `accuracy`, `validation` and `bwt` (backward transfer) are in %, `growth_*` is a share of one single-task network,
+    `later_bytes` is what each task after the first adds, `time_ratio` is in multiples of the first task of `stl`.
     """
     ordered = sorted(records, key=Record.sort_key)
     references = _References(ordered)
@@ -56,7 +57,8 @@ def steps(runs: Frame) -> Frame:
     """One row per run and position: `run` is the index in `runs`; sizes, seconds and facts are those of the raw row.
 
     `test` and `val` are the accuracies in % of all tasks so far, NaN where one was not measured, and `average` is the
-    mean of `test`. `growth_*` and `time_ratio` are those of `runs`, up to and at this position.
+    mean of `test`. `growth_*` is that of `runs` up to this position, `time_ratio` that of this task, and `time_so_far`
+    that of all tasks so far; all of them are NaN where that of the run is.
     """
     rows = []
     for index, record in runs["record"].items():
@@ -70,8 +72,11 @@ def steps(runs: Frame) -> Frame:
     for name in (*SIZES, "seconds", "peak_bytes"):
         frame[name] = pd.to_numeric(frame[name]) if name in frame else np.nan
     for size in SIZES:
-        frame[f"growth_{size}"] = frame[size] / frame["run"].map(runs[f"single_{size}"]) - 1
-    frame["time_ratio"] = frame["seconds"] / frame["run"].map(runs["time_unit"])
+        growth = frame[size] / frame["run"].map(runs[f"single_{size}"]) - 1
+        frame[f"growth_{size}"] = growth.where(frame["run"].map(runs[f"growth_{size}"]).notna())
+    ratio = frame["seconds"] / frame["run"].map(runs["time_unit"])
+    frame["time_ratio"] = ratio.where(frame["run"].map(runs["time_ratio"]).notna())
+    frame["time_so_far"] = frame.groupby("run")["time_ratio"].cumsum()
     return frame
 
 
@@ -180,6 +185,7 @@ def _run(record: Record, references: _References) -> dict[str, Any]:
         "undefined": undefined,
         "first_order": record.first_order,
         "record": record,
+        "validation": _validation(record),
     }
 
 
@@ -227,9 +233,15 @@ def _later_time(record: Record, references: _References) -> float:
     return metrics.mean(_times(record, references).per_task[1:])
 
 
+def _validation(record: Record) -> float:
+    """The mean final accuracy in % on validation data; NaN if the record lacks it."""
+    shares = _percent(record.rows[-1].get("val"))
+    return sum(shares) / len(shares) if shares else math.nan
+
+
 def _percent(shares: Any) -> list[float]:
     known = shares if isinstance(shares, list) else []
-    return [math.nan if share is None else 100 * share for share in known]
+    return [100 * share if is_number(share) else math.nan for share in known]
 
 
 def reasons(undefined: Mapping[str, str]) -> str:

@@ -61,6 +61,8 @@ class Record:
     """One finished run."""
 
     method: str
+    title: str
+    """The name of a method of the package, the title of any other."""
     stream: str
     backbone: str
     order: str
@@ -92,6 +94,7 @@ class Record:
         epochs = recipe.pop("epochs", None)
         return Record(
             method=cell["method"],
+            title=_title(cell["method"], stored.get("title")),
             stream=cell["stream"],
             backbone=cell["backbone"],
             order=cell.get("order", "A"),
@@ -145,6 +148,11 @@ class Record:
         """A size or time at a position; None if the record lacks it."""
         value = self.rows[position].get(name)
         return None if value is None else float(value)
+
+
+def _title(method: str, stored: object) -> str:
+    given = stored if isinstance(stored, str) and stored.strip() and stored.isprintable() else method
+    return method if method in METHODS else given
 
 
 @cache

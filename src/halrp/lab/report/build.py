@@ -14,7 +14,6 @@ from halrp.lab.records.loading import Problem
 from halrp.lab.records.schema import Record
 from halrp.lab.report import figures_ablation, figures_accuracy, figures_size, figures_time, paper
 from halrp.lab.report.comparison import comparison
-from halrp.lab.report.grouped import Grouped
 from halrp.lab.report.page import LeftOut, MadeFrom, Section
 from halrp.lab.report.pairing import percent
 from halrp.lab.report.relations import all_relations
@@ -57,14 +56,13 @@ PERCENT = ("fraction", "growth_bytes", "growth_parameters", "growth_counted")
 def build(records: Iterable[Record]) -> tuple[Section, ...]:
     """The sections of a report; one without parts is left out."""
     study = Study.of(records)
-    grouped = Grouped.of(study)
     sections = (
         Section("setups", "What was run", parts=(setups(study),)),
         Section("paper", "Beside the paper", parts=beside_paper(study.groups)),
-        Section("accuracy", "Accuracy", parts=figures_accuracy.figures(grouped)),
-        Section("size", "Size", parts=figures_size.figures(grouped)),
-        Section("time", "Time and memory", parts=figures_time.figures(grouped)),
-        Section("settings", "Settings", parts=figures_ablation.figures(grouped)),
+        Section("accuracy", "Accuracy", parts=figures_accuracy.figures(study)),
+        Section("size", "Size", parts=figures_size.figures(study)),
+        Section("time", "Time and memory", parts=figures_time.figures(study)),
+        Section("settings", "Settings", parts=figures_ablation.figures(study)),
         Section("runs", "All runs", parts=(all_runs(study.runs),)),
     )
     return tuple(section for section in sections if section.parts)

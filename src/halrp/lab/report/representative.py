@@ -14,6 +14,9 @@ from halrp.lab import presets
 from halrp.lab.presets import sweep_file
 from halrp.lab.records.schema import Record, as_text
 
+DECISIVE = ("stream", "backbone", "fraction", "method", "settings", "recipe", "first_order", "runs")
+"""The columns that decide it."""
+
 
 def representative(groups: Sequence[Mapping[str, Any]]) -> int:
     """The position of the row, among rows of `summarise` of one method, that represents it; of equals, the first."""

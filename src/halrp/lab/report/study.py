@@ -6,17 +6,22 @@ so that they cannot disagree. Groups and runs are in the order of tables.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+import pandas as pd
 
 from halrp.lab import registry
 from halrp.lab.records import frames
 from halrp.lab.records.frames import Frame
 from halrp.lab.records.schema import Record, Setup, as_text
 from halrp.lab.records.summary import group_numbers, summarise
-from halrp.lab.report.representative import representative
+from halrp.lab.report import paper
+from halrp.lab.report.paper import Printed
+from halrp.lab.report.representative import DECISIVE, representative
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,10 @@ class Study:
 
     - `setup`: the name of the experimental setup, such as "CIFAR100-Split · LeNet · 25 %";
     - `variant`: the settings that distinguish the group from others of the method in the setup, or empty;
-    - `name`: the method, with its variant in brackets;
+    - `title`: the method's name, or the title of a method that is not the package's;
+    - `name`: the title, with the variant in brackets;
+    - `repeats`: the number of runs, in words;
+    - `printed`: what the paper prints for the method; None if nothing can be compared with it;
     - `values`: all known settings of method and recipe, defaults included;
     - `distinct`: False for runs under orders first-K of a variant that was also run under other orders;
     - `representative`: whether it represents its method in the setup.
@@ -47,13 +55,16 @@ class Study:
         groups["variant"] = ""
         for _, same in groups.groupby(["setup", "method"], sort=False):
             groups.loc[same.index, "variant"] = _variants([*same["record"]])
-        groups["name"] = groups["method"] + groups["variant"].map(lambda text: f" ({text})" if text else "")
+        groups["title"] = _titles(groups)
+        groups["name"] = groups["title"] + groups["variant"].map(lambda text: f" ({text})" if text else "")
+        groups["repeats"] = [f"{n} run{'s' * (n != 1)}" for n in groups["runs"]]
+        groups["printed"] = pd.Series([_printed(record) for record in groups["record"]], groups.index, dtype=object)
         repeated = groups.loc[~groups["first_order"].astype(bool), ["setup", "name"]]
         named = {*repeated.itertuples(index=False, name=None)}
         keys = zip(groups["setup"], groups["name"], groups["first_order"], strict=True)
         groups["distinct"] = [not first or (setup, name) not in named for setup, name, first in keys]
         methods = groups[groups["distinct"].astype(bool)].groupby(["setup", "method"], sort=False)
-        chosen = [same.index[representative(same.to_dict("records"))] for _, same in methods]
+        chosen = [same.index[representative(same[[*DECISIVE]].to_dict("records"))] for _, same in methods]
         groups["representative"] = groups.index.isin(chosen)
         members = groups.loc[runs["group"]]
         runs["label"] = [
@@ -68,6 +79,11 @@ class Study:
     def steps(self) -> Frame:
         """One row per run and task: see `halrp.lab.records.frames.steps`."""
         return frames.steps(self.runs)
+
+    @cached_property
+    def representatives(self) -> dict[str, Frame]:
+        """The groups that represent their methods, by the name of their setup."""
+        return {label: groups[groups["representative"]] for label, groups in self.setups.items()}
 
     @cached_property
     def setups(self) -> dict[str, Frame]:
@@ -87,6 +103,28 @@ def backbone_title(name: str) -> str:
     """A backbone as it is written in a text."""
     entry = registry.BACKBONES.get(name)
     return entry.title if entry else name
+
+
+def is_whole(record: Record) -> bool:
+    """Whether all tasks of a benchmark were learned, so that the paper's results can be compared with ours."""
+    entry = registry.STREAMS.get(record.stream)
+    return entry is not None and entry.tasks == record.tasks
+
+
+def _printed(record: Record) -> Printed | None:
+    return paper.lookup(record.stream, record.backbone, record.fraction, record.method) if is_whole(record) else None
+
+
+def _titles(groups: Frame) -> list[str]:
+    """Titles of methods; those that two methods share, or that is the name of another, have the method in brackets."""
+    titles = dict(zip(groups["method"], (record.title for record in groups["record"]), strict=True))
+    shared = {title for title, count in Counter(titles.values()).items() if count > 1}
+    return [
+        f"{titles[method]} [{method}]"
+        if titles[method] in shared or method != titles[method] in registry.METHODS
+        else titles[method]
+        for method in groups["method"]
+    ]
 
 
 def _labels(groups: Frame) -> list[str]:

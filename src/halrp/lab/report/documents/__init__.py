@@ -39,7 +39,6 @@ from halrp.lab.report.documents.studies import (
 from halrp.lab.report.figure import Plot
 from halrp.lab.report.figures_accuracy import final_accuracy
 from halrp.lab.report.figures_size import frontier
-from halrp.lab.report.grouped import Grouped
 from halrp.lab.report.image import render
 from halrp.lab.report.study import Study
 from halrp.store import atomic
@@ -140,7 +139,7 @@ def figures(root: Path) -> dict[str, tuple[Plot, str]]:
         ("docs/figures/accuracy.svg", final_accuracy, main),
         ("docs/figures/frontier.svg", frontier, sized),
     ):
-        figure = build(Grouped.of(Study.of(records)))
+        figure = build(Study.of(records))
         assert figure is not None, f"{path}: the records have nothing to draw"
         label, plot = next(iter(figure.plots.items()))
         drawn[path] = plot, f"{figure.title}: {label}"
