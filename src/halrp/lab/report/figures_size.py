@@ -119,18 +119,19 @@ def importance(study: Study) -> Figure | None:
 
 def spectra(study: Study) -> Figure | None:
     """The predicted loss that each component of each layer recovers, retained or cut, for a few tasks."""
-    distinct = study.runs[study.runs["group"].isin(study.groups.index[study.groups["distinct"].astype(bool)])]
-    steps = study.steps[study.steps["run"].isin(distinct.index)]
-    scores = _by_layer(steps, "scores")
-    shown = steps.assign(scores=scores, ranks=_by_layer(steps, "ranks"))[[bool(fact) for fact in scores]]
+    axes = Axis("component"), Axis("predicted loss it recovers", log=True)
+    by_run = study.steps.groupby("run")
     plots = {}
-    for _, runs in distinct.groupby("group", sort=False):
-        here = shown[shown["run"].isin(runs.index)]
-        here = here[here["run"] == here["run"].min()]  # the first run that has scores
-        for i in sorted({0, len(here) // 2, len(here) - 1}) if len(here) else ():
-            step, axes = here.iloc[i], (Axis("component"), Axis("predicted loss it recovers", log=True))
-            label = f"{runs['label'][step['run']]} · task {step['label']}"
-            plots[label] = chart("lines", *axes, _spectrum(step["scores"], step["ranks"]))
+    for group in study.groups.index[study.groups["distinct"].astype(bool)]:
+        runs = (by_run.get_group(run) for run in study.runs.index[study.runs["group"] == group])
+        steps = next((steps for steps in runs if any(_by_layer(steps, "scores"))), None)
+        if steps is None:
+            continue
+        scores, retained = _by_layer(steps, "scores"), _by_layer(steps, "ranks")
+        known = [i for i, by_layer in enumerate(scores) if by_layer]
+        for i in sorted({known[0], known[len(known) // 2], known[-1]}):
+            label = f"{study.runs['label'][steps['run'].iloc[i]]} · task {steps['label'].iloc[i]}"
+            plots[label] = chart("lines", *axes, _spectrum(scores[i], retained[i]))
     drawn = [label for label, plot in plots.items() if plot is not None]
     return figure_of(
         "spectra",
