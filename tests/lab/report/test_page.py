@@ -8,14 +8,18 @@ import hashlib
 import json
 import re
 from html.parser import HTMLParser
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
+import vl_convert
 
 from halrp.lab.report.chart import Chart, Series
 from halrp.lab.report.figure import Axis, Figure
 from halrp.lab.report.heat_map import HeatMap
 from halrp.lab.report.page import LeftOut, MadeFrom, Section, page
+from halrp.lab.report.script_library import script_library
 from halrp.lab.report.table import Column, Table
 
 HOSTILE = "</script></title></style><img src=x onerror=alert(1)>\"'`&<!--"
@@ -131,6 +135,37 @@ def test_long_lists_of_files_are_cut(count: int) -> None:
     left_out = [LeftOut(f"file {number}", "damaged", "why") for number in range(count)]
     shown = Read(page("t", (), left_out, MADE_FROM)).shown
     assert ("And 100 more." in shown) == (count == 300)
+
+
+def test_a_column_with_a_format_of_its_own_is_shown_as_it_formats() -> None:
+    columns = (Column("a", "a", format="{:,}".format), Column("b", "b", 1, others=("c",)))
+    rows = ({"a": 12345, "b": 1.0, "c": 2.0}, {"a": None, "b": None, "c": None})
+    text = page("t", (Section("s", "s", parts=(Table("t", "t", "", columns, rows),)),), [], MADE_FROM)
+    [table] = Read(text).data["s"]
+    assert table["rows"] == [["12,345", "1.0/2.0"], ["–", "–"]]
+
+
+def test_the_library_that_draws_is_cached_and_a_damaged_cache_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def bundle(program: str) -> str:
+        made.append(program)
+        return "library();"
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(vl_convert, "javascript_bundle", bundle)
+    assert (script_library(), script_library(), len(made)) == ("library();", "library();", 1)
+    [path] = (tmp_path / "halrp" / "report").iterdir()
+    assert version("vl-convert-python") in path.name
+    for damaged in (b"", b"other();", path.read_bytes() + b"more();", b"\xff\n\xff"):
+        path.write_bytes(damaged)
+        assert script_library() == "library();"
+    assert len(made) == 5
+    assert (script_library(), len(made)) == ("library();", 5), "it was written again"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(path))  # a file: nothing can be written below it
+    assert (script_library(), len(made)) == ("library();", 6)
 
 
 def test_a_page_is_little_more_than_the_library_that_draws() -> None:

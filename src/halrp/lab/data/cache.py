@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from halrp.errors import WriteError
-from halrp.lab.data.directories import cache_directory
 from halrp.lab.data.images import DataDamaged, Decoded
+from halrp.lab.directories import cache_directory
 from halrp.store import atomic as safe
 
 DECODERS = 3

@@ -20,10 +20,10 @@ from os import PathLike
 from pathlib import Path
 
 from halrp.errors import HalrpError
-from halrp.lab.data.directories import data_directory
 from halrp.lab.data.images import DataDamaged
 from halrp.lab.data.sources import File, source
 from halrp.lab.data.transfer import PermanentError, Report, TransientError, transfer
+from halrp.lab.directories import data_directory
 from halrp.store.atomic import flush_folder, make_folder, take_lock
 from halrp.store.atomic import write as write_atomically
 

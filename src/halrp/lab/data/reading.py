@@ -8,10 +8,10 @@ import numpy as np
 
 from halrp.lab.data.archives import AGAIN
 from halrp.lab.data.cache import decoded
-from halrp.lab.data.directories import data_directory
 from halrp.lab.data.images import DataDamaged, DataMissing, Decoded, Images, LoadedDataSet, Progress
 from halrp.lab.data.layouts import Layout
 from halrp.lab.data.sets import SETS, DataSet
+from halrp.lab.directories import data_directory
 from halrp.lab.names import check_name
 from halrp.lab.reference import load_reference
 

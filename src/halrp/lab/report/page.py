@@ -12,16 +12,20 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from importlib import resources
 from typing import Any
 
 from halrp.lab.report.figure import Figure
+from halrp.lab.report.script_library import script_library
 from halrp.lab.report.style import LIGHT, PAGE
-from halrp.lab.report.table import Table, Value
+from halrp.lab.report.table import Column, Table, Value
+from halrp.lab.report.table_writers import cell
 
+COLUMN = ("title", "digits", "signed", "about", "filters")
+"""What the page needs to know of a column."""
 LISTED = 200
 """Most files of a kind that are listed by name."""
 KINDS = {
@@ -64,9 +68,7 @@ class MadeFrom:
 
 def page(title: str, sections: Sequence[Section], left_out: Sequence[LeftOut], made_from: MadeFrom) -> str:
     """The page as HTML; the same parts give the same text."""
-    import vl_convert
-
-    library, program = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"), _resource("page.js")
+    library, program = script_library(), _resource("page.js")
     scripts = " ".join(f"'sha256-{_checksum(text)}'" for text in (library, program))
     rules = f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:"
     parts = {section.key: [_part(part) for part in section.parts] for section in sections}
@@ -110,12 +112,16 @@ def _part(part: Table | Figure) -> dict[str, Any]:
     if isinstance(part, Figure):
         plots = [plot.spec() for plot in part.plots.values()]
         return {"title": part.title, "labels": list(part.plots), "plots": plots}
-    keys = [column.key for column in part.columns]
-    rows = [[_value(row.get(key)) for key in keys] for row in part.rows]
-    return {"title": part.title, "columns": [*map(asdict, part.columns)], "rows": rows, "marks": list(part.marks)}
+    columns = [{name: getattr(column, name) for name in COLUMN} for column in part.columns]
+    rows = [[_value(row, column) for column in part.columns] for row in part.rows]
+    return {"title": part.title, "columns": columns, "rows": rows, "marks": list(part.marks)}
 
 
-def _value(value: Value) -> Value:
+def _value(row: Mapping[str, Value], column: Column) -> Value:
+    """A number or text, which the page can sort; where the column has a format of its own, the text of the cell."""
+    value = row.get(column.key)
+    if column.format is not None or column.others:
+        return cell(row, column)
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

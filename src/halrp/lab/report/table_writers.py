@@ -45,7 +45,7 @@ def shown(table: Table) -> tuple[list[Column], list[list[str]]]:
     """The columns that are shown, and the text of every cell, where numbers have their ± beside them."""
     keys = {column.key: column for column in table.columns}
     columns = [column for column in table.columns if not _is_error(column.key, keys)]
-    return columns, [[_cell(row, column, keys.get(column.key + ERROR)) for column in columns] for row in table.rows]
+    return columns, [[cell(row, column, keys.get(column.key + ERROR)) for column in columns] for row in table.rows]
 
 
 def markdown(table: Table) -> str:
@@ -109,7 +109,8 @@ def _is_error(key: str, keys: Mapping[str, Column]) -> bool:
     return key.endswith(ERROR) and key.removesuffix(ERROR) in keys
 
 
-def _cell(row: Mapping[str, Value], column: Column, error: Column | None) -> str:
+def cell(row: Mapping[str, Value], column: Column, error: Column | None = None) -> str:
+    """The text of a cell: one value, several, or a value with its ±."""
     if column.others:
         texts = [number(row.get(key), column) for key in (column.key, *column.others)]
         return texts[0] if set(texts) == {NOTHING} else column.separator.join(texts)

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from halrp.errors import HalrpError, SettingError
-from halrp.lab.data.directories import cache_directory
+from halrp.lab.directories import cache_directory
 from halrp.lab.run import runner
 from halrp.lab.run.cell import Cell
 from halrp.lab.run.engine import Engine, Event, error_event, one_line, run_cell

@@ -1,4 +1,4 @@
-"""The directories of data sets, and of arrays decoded from them."""
+"""The directories of data sets, and of what is cached for the user."""
 
 import os
 from os import PathLike
