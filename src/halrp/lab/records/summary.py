@@ -12,7 +12,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from halrp.lab.records import metrics
 from halrp.lab.records.frames import GROUP, METRICS, SETUP, Frame
@@ -33,12 +35,12 @@ def summarise(runs: Frame, among: Frame | None = None) -> Frame:
     The index of a row is `group_numbers(runs)` of its runs; `record` is the first of its records.
     """
     among = runs if among is None else among
-    redrawn = among.loc[
-        [i for i, r in among["record"].items() if r.method == "stl" and r.settings.get("redraw") is True]
-    ]
+    redrawn = among[[r.method == "stl" and r.settings.get("redraw") is True for r in among["record"]]]
     floors = {_key(setup): here for setup, here in redrawn.groupby(SETUP, sort=False, dropna=False)}
     groups = runs.groupby(GROUP, sort=False, dropna=False)
-    frame = pd.DataFrame([_row(group, floors) for _, group in groups], columns=COLUMNS)
+    frame = pd.DataFrame(
+        [_row(dict(zip(GROUP, key, strict=True)), group, floors) for key, group in groups], columns=COLUMNS
+    )
     frame["epochs"] = pd.Series([record.epochs for record in frame["record"]], dtype=object)
     return frame
 
@@ -53,11 +55,12 @@ def _key(setup: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(None if isinstance(value, float) and math.isnan(value) else value for value in setup)
 
 
-def _row(group: Frame, floors: dict[tuple[Any, ...], Frame]) -> dict[str, Any]:
+def _row(shared: dict[str, Any], group: Frame, floors: dict[tuple[Any, ...], Frame]) -> dict[str, Any]:
     first: Record = group["record"].iloc[0]
     orders, seeds = [*group["order"].unique()], sorted(group["seed"].unique())
     exact = _exact(group, orders)
-    row: dict[str, Any] = group.iloc[0][GROUP].to_dict() | {
+    floor = floors.get(_key(tuple(shared[name] for name in SETUP)))
+    row: dict[str, Any] = shared | {
         "orders": f"all {first.tasks}!" if exact else " ".join(orders),
         "every_order": exact,
         "seeds": " ".join(map(str, seeds)),
@@ -67,7 +70,7 @@ def _row(group: Frame, floors: dict[tuple[Any, ...], Frame]) -> dict[str, Any]:
     }
     row |= _means(group, row["undefined"])
     row |= _accuracy(group, orders, exact, row["undefined"])
-    return row | _disparities(group, orders, exact, floors, row["undefined"])
+    return row | _disparities(group, orders, exact, floor, row["undefined"])
 
 
 def _means(group: Frame, undefined: dict[str, str]) -> dict[str, float]:
@@ -89,10 +92,10 @@ def _accuracy(group: Frame, orders: list[str], exact: bool, undefined: dict[str,
     if "accuracy" in undefined:
         undefined |= dict.fromkeys(values, undefined["accuracy"])
         return values
-    by_order = group.groupby("order", sort=False)["accuracy"].mean()
-    seeds = _common_seeds(group, orders)
-    by_seed = group[group["seed"].isin(seeds)].groupby("seed")["accuracy"].mean()
-    values |= {"accuracy": group["accuracy"].mean(), "lowest": by_order.min(), "highest": by_order.max()}
+    accuracy, order, seed = (group[name].to_numpy() for name in ("accuracy", "order", "seed"))
+    by_order = [accuracy[order == name].mean() for name in orders]
+    by_seed = [accuracy[seed == common].mean() for common in _common_seeds(group, orders)]
+    values |= {"accuracy": accuracy.mean(), "lowest": min(by_order), "highest": max(by_order)}
     over, means = ("seeds", by_seed) if len(by_seed) > 1 or exact else ("orders", by_order)
     if len(means) > 1:
         errors = metrics.standard_error(means, "paper"), metrics.standard_error(means, "usual")
@@ -108,7 +111,7 @@ def _accuracy(group: Frame, orders: list[str], exact: bool, undefined: dict[str,
 
 
 def _disparities(
-    group: Frame, orders: list[str], exact: bool, floors: dict[tuple[Any, ...], Frame], undefined: dict[str, str]
+    group: Frame, orders: list[str], exact: bool, redrawn: Frame | None, undefined: dict[str, str]
 ) -> dict[str, float]:
     """Disparity between orders, and that of `stl` when only its random draws differ."""
 
@@ -117,7 +120,7 @@ def _disparities(
         return metrics.all_orders(p)[1:3] if exact else metrics.order_disparity(p)
 
     def floor() -> tuple[float, float]:
-        return metrics.order_disparity(_by_order(_matching(group, floors), orders))
+        return metrics.order_disparity(_by_order(_matching(group, redrawn), orders))
 
     values: dict[str, float] = {}
     for names, compute in ((DISPARITY[:2], measured), (DISPARITY[2:], floor)):
@@ -135,9 +138,8 @@ def _both(
         return math.nan, math.nan
 
 
-def _matching(group: Frame, floors: dict[tuple[Any, ...], Frame]) -> Frame:
+def _matching(group: Frame, redrawn: Frame | None) -> Frame:
     """The runs of `stl` with `redraw` in the same setup, under the orders and seeds of a group."""
-    redrawn = floors.get(_key(tuple(group.iloc[0][SETUP])))
     if redrawn is None:
         raise UndefinedMetric("stl with redraw=true was not run here")
     wanted = {*zip(group["order"], group["seed"], strict=True)}
@@ -150,24 +152,27 @@ def _matching(group: Frame, floors: dict[tuple[Any, ...], Frame]) -> Frame:
     return redrawn[[pair in wanted for pair in pairs]]
 
 
-def _by_order(group: Frame, orders: list[str]) -> Frame:
+def _by_order(group: Frame, orders: list[str]) -> NDArray[np.float64]:
     """Final accuracies p[o, t] by order and identity, averaged over the seeds that were run under every order."""
     if len(orders) < 2:
         raise UndefinedMetric("one order has no disparity: it needs at least two")
     seeds = _common_seeds(group, orders)
     if not seeds:
         raise UndefinedMetric("no seed was run under every order")
-    final = pd.DataFrame([metrics.by_identity(record.rows) for record in group["record"]], index=group.index)
-    if final.isna().any(axis=None):
+    finals = [metrics.by_identity(record.rows) for record in group["record"]]
+    if len({tuple(final) for final in finals}) > 1:
         raise UndefinedMetric("the orders do not have the same tasks: learn whole streams to compare orders")
-    common = group["seed"].isin(seeds)
-    return final[common].groupby(group["order"][common]).mean().loc[orders].sort_index(axis=1)
+    accuracies, order = np.array([[*final.values()] for final in finals]), group["order"].to_numpy()
+    common = group["seed"].isin(seeds).to_numpy()
+    return np.array([accuracies[common & (order == name)].mean(axis=0) for name in orders])
 
 
 def _common_seeds(group: Frame, orders: list[str]) -> list[int]:
     """The seeds that were run under every order."""
-    counts = group.groupby("seed")["order"].nunique()
-    return [*counts.index[counts == len(orders)]]
+    by_order: dict[str, set[int]] = {order: set() for order in orders}
+    for order, seed in zip(group["order"], group["seed"], strict=True):
+        by_order[order].add(seed)
+    return sorted(set.intersection(*by_order.values()))
 
 
 def _exact(group: Frame, orders: list[str]) -> bool:

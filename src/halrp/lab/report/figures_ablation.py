@@ -173,7 +173,10 @@ def compared(study: Study, groups: Frame) -> Frame:
     shared = {pair for pair, having in members.items() if having >= chosen}
     keys = zip(runs["order"], runs["seed"], runs["group"], strict=True)
     by_group = runs[[(order, seed) in shared and group in chosen for order, seed, group in keys]].groupby("group")
-    means = by_group[["accuracy", "validation"]].agg(lambda values: values.mean(skipna=False))
+    means = {
+        name: by_group[name].mean().where(by_group[name].count() == by_group.size())  # all runs have to have a value
+        for name in ("accuracy", "validation")
+    }
     return groups.loc[sorted(chosen)].assign(**means, error=by_group["accuracy"].sem(), runs=by_group.size())
 
 

@@ -52,9 +52,11 @@ class Study:
         runs["group"] = group_numbers(runs)
         groups["setup"] = _labels(groups)
         groups["values"] = [record.values for record in groups["record"]]
-        groups["variant"] = ""
-        for _, same in groups.groupby(["setup", "method"], sort=False):
-            groups.loc[same.index, "variant"] = _variants([*same["record"]])
+        methods = groups.groupby(["setup", "method"], sort=False).groups.values()
+        variants: dict[int, str] = {}
+        for same in methods:
+            variants |= zip(same, _variants([groups["record"][i] for i in same]), strict=True)
+        groups["variant"] = pd.Series(variants, groups.index, dtype=object)
         groups["title"] = _titles(groups)
         groups["name"] = groups["title"] + groups["variant"].map(lambda text: f" ({text})" if text else "")
         groups["repeats"] = [f"{n} run{'s' * (n != 1)}" for n in groups["runs"]]
@@ -63,8 +65,9 @@ class Study:
         named = {*repeated.itertuples(index=False, name=None)}
         keys = zip(groups["setup"], groups["name"], groups["first_order"], strict=True)
         groups["distinct"] = [not first or (setup, name) not in named for setup, name, first in keys]
-        methods = groups[groups["distinct"].astype(bool)].groupby(["setup", "method"], sort=False)
-        chosen = [same.index[representative(same[[*DECISIVE]].to_dict("records"))] for _, same in methods]
+        rows = groups[[*DECISIVE, "distinct"]].to_dict("index")
+        distinct = [[i for i in same if rows[i]["distinct"]] for same in methods]
+        chosen = [same[representative([rows[i] for i in same])] for same in distinct]
         groups["representative"] = groups.index.isin(chosen)
         members = groups.loc[runs["group"]]
         runs["label"] = [
