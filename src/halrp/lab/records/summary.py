@@ -35,7 +35,7 @@ def summarise(runs: Frame, among: Frame | None = None) -> Frame:
     The index of a row is `group_numbers(runs)` of its runs; `record` is the first of its records.
     """
     among = runs if among is None else among
-    redrawn = among[[r.method == "stl" and r.settings.get("redraw") is True for r in among["record"]]]
+    redrawn = among.loc[[r.method == "stl" and r.settings.get("redraw") is True for r in among["record"]]]
     floors = {_key(setup): here for setup, here in redrawn.groupby(SETUP, sort=False, dropna=False)}
     groups = runs.groupby(GROUP, sort=False, dropna=False)
     frame = pd.DataFrame(
