@@ -21,9 +21,9 @@ from typing import BinaryIO, NamedTuple, cast
 from halrp.lab.data.images import DataDamaged
 
 LARGEST_MEMBER = 256 << 20
-"""Bytes of the largest file in an archive; those of the known sets have at most 174 MB."""
+"""Limit on the bytes of a file in an archive; those of the known sets have at most 174 MB."""
 LARGEST_TOTAL = 1 << 30
-"""Bytes of all files in an archive together; those of the known sets have at most 0.4 GB."""
+"""Limit on the bytes of all files in an archive; those of the known sets have at most 0.4 GB."""
 MOST_MEMBERS = 500_000
 AGAIN = "Copy or download it again."
 
@@ -47,14 +47,14 @@ class Member(NamedTuple):
     """With its folders, separated by `/`."""
     content: bytes
     origin: str
-    """What an error calls it: the path, and for an archive the name in it."""
+    """For error messages: the path, and for an archive the name in it."""
 
 
 def members(root: Path, files: Iterable[Path], wanted: Callable[[str], object] = bool) -> Iterator[Member]:
-    """Give the members of `files` whose names are `wanted`: those of archives, or the files themselves.
+    """Yield the members of `files` whose names are `wanted`: those of archives, or the files themselves.
 
-    A plain file is named by its path from `root`, a compressed one likewise without `.gz` or `.xz`. Members come in the
-    order in which they lie in an archive.
+    A plain file is named by its path from `root`, a compressed one likewise without `.gz` or `.xz`. Members of an
+    archive are in its order.
     """
     for path in files:
         try:
@@ -63,14 +63,19 @@ def members(root: Path, files: Iterable[Path], wanted: Callable[[str], object] =
             elif re.search(r"\.(tar|tar\.gz|tgz|tar\.xz)$", path.name):
                 yield from _tar_members(path, wanted)
             else:
-                name = re.sub(r"\.(gz|xz)$", "", path.relative_to(root).as_posix())
-                if wanted(name):
-                    with _opened(path) as file:
-                        yield Member(name, _limited(file, path), str(path))
+                yield from _single_member(root, path, wanted)
         except DataDamaged:
             raise
         except _UNREADABLE as error:
             raise DataDamaged(f"{path} cannot be read: {error or type(error).__name__}. {AGAIN}") from error
+
+
+def _single_member(root: Path, path: Path, wanted: Callable[[str], object]) -> Iterator[Member]:
+    """A file that is not an archive, compressed or not."""
+    name = re.sub(r"\.(gz|xz)$", "", path.relative_to(root).as_posix())
+    if wanted(name):
+        with _opened(path) as file:
+            yield Member(name, _limited(file, path), str(path))
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -90,7 +95,7 @@ def _limited(file: BinaryIO, path: Path) -> bytes:
 
 
 class _Guard:
-    """Checks what an archive says about its members before any of them is read."""
+    """Checks the names, kinds and sizes of an archive's members before any of them is read."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.total, self.count = path, 0, 0
@@ -151,24 +156,22 @@ class _Bounded(io.RawIOBase):
 
 
 def _tar_members(path: Path, wanted: Callable[[str], object]) -> Iterator[Member]:
-    with _opened(path) as file:
-        stream = _Bounded(file)
-        with tarfile.open(fileobj=stream, mode="r:") as archive:
-            guard = _Guard(path)
-            for info in archive:
-                plain = info.isdir() or (info.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not info.issparse())
-                name = guard.name_of(info.name, info.size, plain)
-                if info.isdir() or not wanted(name):
-                    continue
-                stream.seek(info.offset_data)
-                content = stream.read(info.size)
-                if len(content) != info.size:
-                    raise DataDamaged(f"{path} ends in the middle of {name!r}. {AGAIN}")
-                yield Member(name, content, f"{path}: {name}")
-            # The standard library takes a damaged header for the end, so the end mark is looked for; reading on to the
-            # end of the stream checks its checksum.
-            stream.seek(archive.offset)
-            if stream.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-                raise DataDamaged(f"{path} ends early or has a damaged header. {AGAIN}")
-            while file.read(1 << 20):
-                stream.seek(stream.tell())
+    with _opened(path) as file, _Bounded(file) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
+        guard = _Guard(path)
+        for info in archive:
+            plain = info.isdir() or (info.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not info.issparse())
+            name = guard.name_of(info.name, info.size, plain)
+            if info.isdir() or not wanted(name):
+                continue
+            stream.seek(info.offset_data)
+            content = stream.read(info.size)
+            if len(content) != info.size:
+                raise DataDamaged(f"{path} ends in the middle of {name!r}. {AGAIN}")
+            yield Member(name, content, f"{path}: {name}")
+        # The standard library takes a damaged header for the end of the archive, so check that there is an end mark.
+        # Reading to the end of the stream verifies its checksum.
+        stream.seek(archive.offset)
+        if stream.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+            raise DataDamaged(f"{path} ends early or has a damaged header. {AGAIN}")
+        while file.read(1 << 20):
+            stream.seek(stream.tell())

@@ -1,8 +1,8 @@
-"""A cache of decoded arrays in the user's cache directory, mapped into memory when they are read again.
+"""A cache of decoded arrays in the user's cache directory, memory-mapped when they are read again.
 
-Decoding compressed images takes seconds, mapping an array takes none. A cached array is named after the content of the
-files it was decoded from: changed files are decoded again, moved or copied ones are not. The checksum of files is
-itself cached as long as their sizes, times and inodes are the same.
+Decoding compressed images takes seconds, mapping an array takes none. A cached array is named after a checksum of the
+files it was decoded from: changed files are decoded again, moved or copied ones are not. The checksum is itself cached
+as long as the files' sizes, times and inodes are the same.
 """
 
 import hashlib
@@ -24,17 +24,17 @@ from halrp.lab.directories import cache_directory
 from halrp.store import atomic as safe
 
 DECODERS = 3
-"""Raised when a reader changes what it returns, so that arrays cached by the former one are not used."""
+"""Version of the decoders; increased when one returns other arrays, so that those in the cache are not used."""
 SETTLED = 2_000_000_000
-"""Nanoseconds. A file changed less than this before its checksum was taken may change again at the same time stamp."""
+"""Nanoseconds. A file that changed more recently than this may change again and keep its time stamp."""
 
 UNFINISHED = ".writing-"
 ABANDONED = 24 * 3600.0
-"""Seconds after which nobody is still writing an unfinished folder."""
+"""Seconds after which an unfinished folder is taken to be left by a killed process."""
 
 
 def decoded(name: str, root: Path, files: Sequence[Path], decode: Callable[[], Decoded]) -> Decoded:
-    """Return what `decode` makes of `files`, which lie under `root`, from the cache if it is there."""
+    """Return the arrays that `decode` makes of `files` under `root`, from the cache if they are there."""
     folder = _folder(name, fingerprint(root, files))
     if (cached := _cached(folder)) is not None:
         return cached
@@ -48,18 +48,18 @@ def decoded(name: str, root: Path, files: Sequence[Path], decode: Callable[[], D
             stacklevel=3,
         )
         return arrays
-    return _cached(folder) or arrays  # mapped arrays leave the memory to those who need it
+    return _cached(folder) or arrays  # mapped arrays do not occupy memory
 
 
 def cached_arrays(name: str, root: Path, files: Sequence[Path]) -> Decoded | None:
-    """Return the cached arrays of `files` if that needs neither decoding nor reading the files."""
-    known = _remembered(root, files)
-    return _cached(_folder(name, known)) if known else None
+    """Return the cached arrays of `files`, if there are any and their checksum is known without reading the files."""
+    checksum = _cached_checksum(root, files)
+    return _cached(_folder(name, checksum)) if checksum else None
 
 
 def fingerprint(root: Path, files: Sequence[Path]) -> str:
-    """Name the content of some files under `root`: a checksum of their names and bytes."""
-    if (known := _remembered(root, files)) is not None:
+    """A checksum of the names and contents of files under `root`."""
+    if (known := _cached_checksum(root, files)) is not None:
         return known
     start, total = time.time_ns(), hashlib.sha256(f"decoders {DECODERS}\n".encode())
     try:
@@ -73,38 +73,35 @@ def fingerprint(root: Path, files: Sequence[Path]) -> str:
         raise DataDamaged(
             f"{error.filename} cannot be read: {error.strerror}. Make it readable, or copy it again."
         ) from error
-    result = total.hexdigest()[:32]
+    checksum = total.hexdigest()[:32]
     if settled and all(start - stamp[2] > SETTLED for stamp in stamps):
         try:
-            entry = {"stamps": _digest(stamps), "fingerprint": result}
-            safe.write(_memory(root, files), json.dumps(entry).encode(), durable=False)
+            entry = {"stamps": _digest(stamps), "fingerprint": checksum}
+            safe.write(_checksum_file(root, files), json.dumps(entry).encode(), durable=False)
         except WriteError:
-            pass  # it only costs time
-    return result
+            pass  # the checksum is computed again next time
+    return checksum
 
 
 def _stamps(files: Sequence[Path]) -> list[tuple[str, int, int, int]]:
-    """What changes when a file does: path, size, time of change, inode."""
-    arrays = [(path, path.stat()) for path in files]
-    return [
-        (str(path), status.st_size, max(status.st_mtime_ns, status.st_ctime_ns), status.st_ino)
-        for path, status in arrays
-    ]
+    """Path, size, time of change and inode of each file, which differ after a change."""
+    stats = [(path, path.stat()) for path in files]
+    return [(str(path), stat.st_size, max(stat.st_mtime_ns, stat.st_ctime_ns), stat.st_ino) for path, stat in stats]
 
 
 def _digest(value: object) -> str:
     return hashlib.sha256(repr(value).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _memory(root: Path, files: Sequence[Path]) -> Path:
-    """Return the file that remembers the checksum of `files`; one each, so that processes cannot lose entries."""
+def _checksum_file(root: Path, files: Sequence[Path]) -> Path:
+    """The file with the cached checksum of `files`; one per set of files, so that no process overwrites another's."""
     key = _digest([DECODERS, str(root.absolute()), *(str(path) for path in files)])
     return cache_directory() / "checksums" / f"{key[:32]}.json"
 
 
-def _remembered(root: Path, files: Sequence[Path]) -> str | None:
+def _cached_checksum(root: Path, files: Sequence[Path]) -> str | None:
     try:
-        entry = json.loads(_memory(root, files).read_bytes())
+        entry = json.loads(_checksum_file(root, files).read_bytes())
         if entry["stamps"] == _digest(_stamps(files)):
             return str(entry["fingerprint"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -123,9 +120,7 @@ def _cached(folder: Path) -> Decoded | None:
         classes = json.loads((folder / "classes.json").read_bytes())
         if images.dtype != np.uint8 or images.ndim != 4 or labels.dtype != np.int64 or labels.shape != images.shape[:1]:
             raise ValueError(f"{images.dtype} {images.shape} and {labels.dtype} {labels.shape}")
-        if classes is not None and not (
-            isinstance(classes, list) and all(isinstance(status, str) for status in classes)
-        ):
+        if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
             raise ValueError("classes are not names")
         return Decoded(images, labels, None if classes is None else tuple(classes))
     except FileNotFoundError:

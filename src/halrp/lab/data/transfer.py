@@ -1,4 +1,4 @@
-"""One HTTP transfer into a part file: from where the part ends if the server can do that, else from the start."""
+"""One HTTP transfer into a part file, resumed from its end if the server supports that, else from the start."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from halrp.lab.data.sources import File
 from halrp.store.atomic import write as write_atomically
 
 Report = Callable[[int, int | None], None]
-"""Called with the bytes that are there, and all bytes of the file if known."""
+"""Called with the number of bytes received so far, and that of the whole file if known."""
 Write = Callable[[Path, int, bytes, int | None], None]
-"""Called with the part file, its handle, a piece of content, and how many bytes are still to come if known."""
+"""Called with the part file, its handle, a chunk of content, and the number of remaining bytes if known."""
 
 _CHUNK = 1 << 18
 _SCHEMES = ("http", "https")
 
 
 class TransientError(Exception):
-    """A transfer failed for a reason that may pass; what has come is kept."""
+    """A transfer failed for a reason that may be temporary; the part file is kept, to be resumed."""
 
 
 class PermanentError(Exception):
-    """A transfer failed for a reason that stays."""
+    """A transfer failed for a reason that a retry does not change."""
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects, but never out of HTTP."""
+    """Follows redirects to HTTP and HTTPS only."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
@@ -61,7 +61,7 @@ def transfer(
     timeout: float,
     write: Write,
 ) -> None:
-    """Bring a part file up to the end of what `url` gives, and say after each piece how much there is.
+    """Download `url` into a part file, from its end if it can be resumed, and report after each chunk.
 
     Raises `TransientError` or `PermanentError`, and whatever `write` raises.
     """
@@ -71,19 +71,19 @@ def transfer(
         return
     headers = {"User-Agent": f"halrp/{__version__}", "Accept-Encoding": "identity"}
     headers |= _resume_headers(url, file, part, have)
-    answer = _open(url, headers, timeout)
-    if answer.status == 206 and _first(answer) != have:  # a range that was not asked for is of no use
-        answer.close()
-        answer = _open(url, _without_range(headers), timeout)
-    with answer:
-        _receive(answer, url, file, part, have, report, timeout, write)
+    response = _open(url, headers, timeout)
+    if response.status == 206 and _start(response) != have:  # not the requested range
+        response.close()
+        response = _open(url, _without_range(headers), timeout)
+    with response:
+        _receive(response, url, file, part, have, report, timeout, write)
 
 
 def _resume_headers(url: str, file: File, part: Path, have: int) -> dict[str, str]:
-    """What to ask for so that the rest of the same file comes, or all of it.
+    """Headers that request the rest of the file; none if all of it must be downloaded.
 
-    A server that gave the file a name (ETag) or a time is asked whether it is still the same. Without either, only a
-    published checksum makes it safe to put two pieces together.
+    If the server sent an ETag or a date, `If-Range` makes it send the rest only if the file is still the same. Without
+    either, only a published checksum makes it safe to join two parts.
     """
     if not have or (file.bytes is not None and have > file.bytes):
         return {}
@@ -103,10 +103,10 @@ def _without_range(headers: dict[str, str]) -> dict[str, str]:
 def _open(url: str, headers: dict[str, str], timeout: float) -> http.client.HTTPResponse:
     try:
         opener = urllib.request.build_opener(_Redirects)
-        answer: http.client.HTTPResponse = opener.open(urllib.request.Request(url, headers=headers), timeout=timeout)
+        response: http.client.HTTPResponse = opener.open(urllib.request.Request(url, headers=headers), timeout=timeout)
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code == 416 and "Range" in headers:  # there is no such range: the part is of another file
+        if error.code == 416 and "Range" in headers:  # there is no such range: the part belongs to another file
             return _open(url, _without_range(headers), timeout)
         kind = TransientError if error.code in (408, 429) or error.code >= 500 else PermanentError
         raise kind(f"the server answered {error.code} {error.reason}".rstrip()) from error
@@ -115,19 +115,21 @@ def _open(url: str, headers: dict[str, str], timeout: float) -> http.client.HTTP
         raise kind(_reason(error.reason, timeout)) from error
     except (OSError, http.client.HTTPException) as error:
         raise TransientError(_reason(error, timeout)) from error
-    return answer
+    return response
 
 
-def _first(answer: http.client.HTTPResponse) -> int | None:
-    """Where in the file a partial answer starts."""
-    match = re.match(r"bytes (\d+)-", answer.headers.get("Content-Range", "").strip())
+def _start(response: http.client.HTTPResponse) -> int | None:
+    """The offset at which a partial response starts."""
+    match = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", "").strip())
     return None if match is None else int(match[1])
 
 
-def _total(answer: http.client.HTTPResponse, file: File) -> int | None:
-    """How long the file is, if known; an answer of another length is not the published file."""
-    partial = answer.status == 206
-    text = answer.headers.get("Content-Range", "").rpartition("/")[2] if partial else answer.headers["Content-Length"]
+def _total(response: http.client.HTTPResponse, file: File) -> int | None:
+    """The length of the file, if known; a response of another length than the published file's is an error."""
+    partial = response.status == 206
+    text = (
+        response.headers.get("Content-Range", "").rpartition("/")[2] if partial else response.headers["Content-Length"]
+    )
     length = int(text) if text is not None and text.isdecimal() else None
     if file.bytes is not None and length is not None and length != file.bytes:
         raise PermanentError(
@@ -137,7 +139,7 @@ def _total(answer: http.client.HTTPResponse, file: File) -> int | None:
 
 
 def _receive(
-    answer: http.client.HTTPResponse,
+    response: http.client.HTTPResponse,
     url: str,
     file: File,
     part: Path,
@@ -146,16 +148,16 @@ def _receive(
     timeout: float,
     write: Write,
 ) -> None:
-    """Append what comes to the part file, which is emptied first if all of the file comes."""
-    if answer.status not in (200, 206):
-        raise PermanentError(f"the server answered {answer.status} {answer.reason}")
-    total = _total(answer, file)
-    done = have if answer.status == 206 else 0
+    """Append the content of a response to the part file, which is emptied first unless the response is partial."""
+    if response.status not in (200, 206):
+        raise PermanentError(f"the server answered {response.status} {response.reason}")
+    total = _total(response, file)
+    done = have if response.status == 206 else 0
     with _opened(part, done) as handle:
         if done == 0:
-            _note(part, url, answer.headers)
+            _note(part, url, response.headers)
         report(done, total)
-        while content := _piece(answer, timeout):
+        while content := _chunk(response, timeout):
             if total is not None and done + len(content) > total:
                 raise PermanentError(f"the server sent more than the {total:,} bytes of the file")
             write(part, handle, content, None if total is None else total - done)
@@ -165,17 +167,17 @@ def _receive(
         raise TransientError(f"the connection ended after {done:,} of {total:,} bytes")
 
 
-def _piece(answer: http.client.HTTPResponse, timeout: float) -> bytes:
-    """The next bytes that have come; none at the end."""
+def _chunk(response: http.client.HTTPResponse, timeout: float) -> bytes:
+    """The next bytes of a response; empty at the end."""
     try:
-        return answer.read1(_CHUNK)
+        return response.read1(_CHUNK)
     except (OSError, http.client.HTTPException) as error:
         raise TransientError(_reason(error, timeout)) from error
 
 
 @contextmanager
 def _opened(part: Path, size: int) -> Iterator[int]:
-    """A handle for appending to a part file, cut to `size`."""
+    """A handle for appending to a part file, truncated to `size`."""
     try:
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
         os.ftruncate(handle, size)
@@ -193,7 +195,7 @@ def _note_path(part: Path) -> Path:
 
 
 def _note(part: Path, url: str, headers: Message) -> None:
-    """Write beside a part file where it comes from, and which version of the file it is, if the server says so."""
+    """Write the URL of a part file beside it, and the version of the file if the server sends one."""
     version = headers.get("ETag") or ""
     if not version.startswith('"'):  # a weak ETag does not promise the same bytes
         version = headers.get("Last-Modified") or ""

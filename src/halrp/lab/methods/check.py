@@ -259,11 +259,12 @@ def _deterministic(bench: _Bench) -> Iterator[str]:
         method = bench.make(bench.context)
         for position, task in enumerate(bench.tasks):
             method.learn(task)
-            if position in bench.steps:
-                step = bench.steps[position]
-                yield from differences(step.logits, bench.logits(method, position), f"after task {position}")
-                if not same_state(deserialised(step.state), deserialised(serialised(method.state()))):
-                    yield f"the state differs after task {position}"
+            if position not in bench.steps:
+                continue
+            step = bench.steps[position]
+            yield from differences(step.logits, bench.logits(method, position), f"after task {position}")
+            if not same_state(deserialised(step.state), deserialised(serialised(method.state()))):
+                yield f"the state differs after task {position}"
 
 
 def _restores(bench: _Bench) -> Iterator[str]:
@@ -294,11 +295,12 @@ def _restoring_replaces(bench: _Bench) -> Iterator[str]:
 
 def _frozen(bench: _Bench) -> Iterator[str]:
     """Frozen: no later task changes one bit of a learned one."""
-    if bench.method.frozen:
-        for position, step in bench.steps.items():
-            for i, logits in enumerate(step.logits):
-                if i in bench.steps and not same(bench.steps[i].logits[i], logits):
-                    yield f"task {position} changed the logits of task {i}"
+    if not bench.method.frozen:
+        return
+    for position, step in bench.steps.items():
+        for i, logits in enumerate(step.logits):
+            if i in bench.steps and not same(bench.steps[i].logits[i], logits):
+                yield f"task {position} changed the logits of task {i}"
 
 
 def _first_decides(bench: _Bench) -> Iterator[str]:

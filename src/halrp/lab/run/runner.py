@@ -72,7 +72,7 @@ def execute(
     data: str | os.PathLike[str] | None = None,
     device: str | torch.device = "cpu",
     progress: Notify | None = None,
-    on_row: Callable[[Row], None] | None = None,
+    on_row: Callable[[Row], None] = lambda row: None,
 ) -> Record:
     """Run a cell, or the rest of it, write its record to `folder` and return it; the record of a finished cell is read.
 
@@ -91,8 +91,7 @@ def execute(
             rows = []
             for row in run(cell, data=data, device=device, progress=progress, state=state):
                 rows.append(row)
-                if on_row is not None:
-                    on_row(row)
+                on_row(row)
             finished = record(cell, rows)
             write(folder, finished)
         state.delete()

@@ -1,4 +1,4 @@
-"""What training does to images so that it never sees the same one twice: `CropFlip`."""
+"""Augmentation of training images: random crops and flips."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from halrp.lab.streams.stream import Normal
 class CropFlip:
     """A random crop of the padded image, as large as the image itself, mirrored half of the time.
 
-    Each image of a batch (batch, channels, height, width) is shifted by −padding … padding pixels both ways, and where
-    it leaves its frame it is filled up. Images are made on their own device and keep their memory format.
+    Each image of a batch (batch, channels, height, width) is shifted by −padding … padding pixels in both directions;
+    pixels from outside the image have the value `fill`. Device and memory format of the batch are kept.
     """
 
     padding: int = 4
     """Pixels added on each of the four sides."""
     fill: tuple[float, ...] = (0.0,)
-    """What the padding holds, by channel, or one value for all channels."""
+    """The value of the padding, by channel or one for all channels."""
 
     def __post_init__(self) -> None:
-        """Refuse settings that no image could use."""
+        """Check the settings."""
         if not isinstance(self.padding, int) or self.padding < 0:
             raise SettingError(f"CropFlip(padding={self.padding!r}) is out of range; give a whole number of at least 0")
         if not self.fill:
@@ -33,13 +33,13 @@ class CropFlip:
 
     @classmethod
     def black(cls, normal: Normal, padding: int = 4) -> CropFlip:
-        """Pad images that were normalised with what a black pixel became: −mean / deviation."""
+        """Pad normalised images with black, which is −mean / deviation."""
         pairs = zip(normal.mean, normal.deviation, strict=True)
         return cls(padding, tuple(-mean / deviation for mean, deviation in pairs))
 
     @torch.no_grad()
     def __call__(self, x: Tensor, generator: Generator) -> Tensor:
-        """Return new images, as many and as large; all draws come from the generator, which lies on the CPU."""
+        """Return a new batch of the same shape; all random numbers come from the generator, which is on the CPU."""
         if x.dim() != 4 or len(self.fill) not in (1, x.shape[1]):
             raise DataError(
                 f"CropFlip(fill={self.fill}) cannot pad a batch of shape {tuple(x.shape)}; give images (batch, "
@@ -52,7 +52,7 @@ class CropFlip:
         rows = (torch.arange(height) + shifts[0]).to(x.device)
         columns = (torch.where(mirrored, across.flip(0), across) + shifts[1]).to(x.device)
         inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
-        # With channels last, which lookups of whole pixels want and give: (batch, height, width, channels).
+        # Pixels are gathered with channels last: (batch, height, width, channels).
         index = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None, :]
         index += torch.arange(count, device=x.device)[:, None, None] * (height * width)
         pixels = x.movedim(1, -1).reshape(-1, x.shape[1]).index_select(0, index.flatten())

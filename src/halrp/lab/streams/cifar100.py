@@ -17,6 +17,7 @@ the official binary files are not, so the two hold the same pictures and draw di
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,6 +42,19 @@ VALIDATION, HELD_OUT = 0.2, 0.1
 CLASS_SEED = 0
 
 
+class ClassSplit(NamedTuple):
+    """A benchmark that assigns the classes of CIFAR-100 to tasks."""
+
+    name: str
+    orders: Mapping[str, Sequence[int]]
+    classes: Mapping[int, Sequence[int]]
+    """The fine classes of each task, by identity."""
+    names: Mapping[int, str]
+    """The names of the tasks, by identity."""
+    validation: float
+    """The share of the used training images for validation."""
+
+
 def random_classes() -> dict[int, list[int]]:
     """Return the fine classes of each task of `cifar100-20`, drawn from `CLASS_SEED`."""
     drawn = np.random.RandomState(CLASS_SEED).permutation(100).reshape(20, 5)
@@ -52,7 +66,7 @@ def load_split(order: str, seed: int, fraction: float, data: str | PathLike[str]
     classes = {int(task): ids for task, ids in load_reference("task_orders")["cifar100_split_classes"].items()}
     names = {task: f"classes-{mine[0]:02d}-{mine[-1]:02d}" for task, mine in classes.items()}
     orders = published_orders("cifar100_split")
-    return _load("cifar100-split", orders, classes, names, VALIDATION, order, seed, fraction, data)
+    return _load(ClassSplit("cifar100-split", orders, classes, names, VALIDATION), order, seed, fraction, data)
 
 
 def load_superclass(order: str, seed: int, fraction: float, data: str | PathLike[str] | None = None) -> Stream:
@@ -61,27 +75,18 @@ def load_superclass(order: str, seed: int, fraction: float, data: str | PathLike
     classes = {entry["task"]: entry["fine_ids"] for entry in known}
     names = {entry["task"]: entry["name"].replace(" ", "-") for entry in known}
     orders = published_orders("cifar100_superclass")
-    return _load("cifar100-superclass", orders, classes, names, VALIDATION, order, seed, fraction, data)
+    return _load(ClassSplit("cifar100-superclass", orders, classes, names, VALIDATION), order, seed, fraction, data)
 
 
 def load_20(order: str, seed: int, fraction: float, data: str | PathLike[str] | None = None) -> Stream:
     """Load `cifar100-20`: twenty tasks of five classes that have nothing in common."""
     classes = random_classes()
     names = {task: "classes-" + "-".join(f"{entry:02d}" for entry in mine) for task, mine in classes.items()}
-    return _load("cifar100-20", drawn_orders(20), classes, names, HELD_OUT, order, seed, fraction, data)
+    return _load(ClassSplit("cifar100-20", drawn_orders(20), classes, names, HELD_OUT), order, seed, fraction, data)
 
 
-def _load(
-    name: str,
-    orders: Mapping[str, Sequence[int]],
-    classes: Mapping[int, Sequence[int]],
-    names: Mapping[int, str],
-    validation: float,
-    order: str,
-    seed: int,
-    fraction: float,
-    data: str | PathLike[str] | None,
-) -> Stream:
+def _load(benchmark: ClassSplit, order: str, seed: int, fraction: float, data: str | PathLike[str] | None) -> Stream:
+    name, orders, classes, names, validation = benchmark
     identities = identities_of(name, orders, order)
     data_set = read("cifar100", data)
     train, test = data_set.parts["train"], data_set.parts["test"]

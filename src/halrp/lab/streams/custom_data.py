@@ -1,11 +1,9 @@
-"""What a user calls their data, read as one pool of images with labels."""
+"""A user's data, in whatever form, as one pool of labelled images."""
 
 import math
 import numbers
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,49 +13,42 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from halrp.errors import DataError, LabelError, SettingError
-from halrp.lab.data import DataDamaged, DataMissing, Images
 from halrp.lab.streams.protocol import Indices
 from halrp.lab.streams.stream import Normal
-
-PICTURES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
-IGNORED = frozenset({"Thumbs.db", "desktop.ini"})
-"""What file managers leave behind; hidden files are ignored as well."""
-Key = tuple[str, ...]
-"""The names of the folders in which pictures lie: a class, or a task and a class."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Images to draw from: all labels are known, images are read when they are asked for."""
+    """Images that are read on demand, and their labels."""
 
     source: str
-    """What errors call it."""
+    """Its name in error messages."""
     labels: NDArray[np.int64]
     take: Callable[[Indices], Tensor]
     """Read images by index: (images, channels, height, width), uint8 or float32, in new memory."""
     names: tuple[str, ...] = ()
-    """What the data itself calls its classes; empty when it does not say."""
+    """The names of classes that the data set has; empty if it has none."""
 
     def first(self) -> Tensor:
         """Read one image, (1, channels, height, width)."""
         return self.take(np.zeros(1, dtype=np.intp))
 
-    def fit(self, train: "Pool") -> None:
-        """Check that these images can test what `train` teaches."""
+    def check_matches(self, train: "Pool") -> None:
+        """Check that images and classes are like those of the training data."""
         mine, other = self.first(), train.first()
         if mine.shape != other.shape or mine.dtype != other.dtype:
             raise DataError(
-                f"{self.source}: images are {tuple(mine.shape[1:])} of {mine.dtype}, those to train on "
-                f"{tuple(other.shape[1:])} of {other.dtype}; make them alike"
+                f"{self.source}: images are {tuple(mine.shape[1:])} of {mine.dtype}, training images "
+                f"{tuple(other.shape[1:])} of {other.dtype}; convert one of them"
             )
         different = sorted(set(self.labels.tolist()) ^ set(train.labels.tolist()))
         if different:
             raise DataError(
-                f"{self.source}: it must have the same classes as the data to train on; only one has {different[:10]}"
+                f"{self.source}: it must have the same classes as the training data; only one has {different[:10]}"
             )
 
     def named(self, names: Sequence[str] | None, stream: str) -> dict[int, str]:
-        """Name the classes by label: with `names`, else as the data does, else not at all."""
+        """The names of classes by label: from `names`, else those of the data set, else none."""
         labels = np.unique(self.labels).tolist()
         chosen = self.names if names is None else tuple(names)
         if len(chosen) == len(labels):
@@ -73,8 +64,8 @@ class Pool:
 
 
 def pool_of(data: Any, source: str) -> Pool:
-    """Make a pool of a user's data; errors call it `what`."""
-    if type(data) is TensorDataset and len(data.tensors) == 2:  # a subclass may transform what it yields
+    """Make a pool of a user's data; error messages call it `source`."""
+    if type(data) is TensorDataset and len(data.tensors) == 2:  # a subclass may transform its items
         data = data.tensors
     if isinstance(data, tuple) and len(data) == 2:
         return _arrays(data[0], data[1], source)
@@ -87,7 +78,7 @@ def pool_of(data: Any, source: str) -> Pool:
 
 
 def measure(pool: Pool, chosen: Indices, by_channel: bool) -> Normal:
-    """Measure the mean and deviation of images in bytes, scaled to 0 … 1: by channel, or one for all channels."""
+    """The mean and standard deviation of images in bytes, scaled to 0 … 1: by channel, or one for all channels."""
     sums, count = torch.zeros(2, pool.first().shape[1], dtype=torch.float64), 0
     for some in np.array_split(chosen, math.ceil(len(chosen) / 1024)):
         x = pool.take(some).to(torch.float64).div_(255)
@@ -95,12 +86,12 @@ def measure(pool: Pool, chosen: Indices, by_channel: bool) -> Normal:
         count += x.shape[0] * x.shape[2] * x.shape[3]
     mean, square = sums / count if by_channel else sums.mean(1, keepdim=True) / count
     deviation = (square - mean.square()).clamp(min=0).sqrt()
-    deviation[deviation < 1e-6] = 1.0  # a constant channel stays one
+    deviation[deviation < 1e-6] = 1.0  # a constant channel is only shifted
     return Normal(tuple(mean.tolist()), tuple(deviation.tolist()))
 
 
 def check_normal(normal: Normal, channels: int, stream: str) -> None:
-    """Check that a normal is one for every channel or one for all of them."""
+    """Check that a normalisation has finite values, for each channel or one for all."""
     fits = all(len(value) in (1, channels) for value in normal)
     if not fits or not all(map(math.isfinite, (*normal.mean, *normal.deviation))) or min(normal.deviation) <= 0:
         raise SettingError(
@@ -122,7 +113,7 @@ def _arrays(x: Any, y: Any, source: str) -> Pool:
     labels = _labels(y, source)
     if len(x) != len(labels):
         raise DataError(f"{source}: {len(x)} images but {len(labels)} labels; they must be paired")
-    if isinstance(x, np.ndarray) and x.dtype == np.uint8:  # it may lie on disk, and larger than memory
+    if isinstance(x, np.ndarray) and x.dtype == np.uint8:  # may be memory-mapped, and larger than memory
         _tensor(x[:1], 4, source)
         return Pool(source, labels, lambda chosen: _tensor(x[chosen], 4, source))
     images = _tensor(x, 4, source)
@@ -130,7 +121,7 @@ def _arrays(x: Any, y: Any, source: str) -> Pool:
 
 
 def _items(data: Any, source: str) -> Pool:
-    """Make a pool of a data set, whose images are read when they are asked for."""
+    """Make a pool of a map-style data set."""
     labels = _labels(_stored_labels(data), source)
     if len(labels) != len(data):
         raise DataError(f"{source}: the data set has {len(data)} items but {len(labels)} labels")
@@ -155,19 +146,19 @@ def _items(data: Any, source: str) -> Pool:
 
 
 def _stored_labels(data: Any) -> Any:
-    """Find the labels of a data set, if it can be without reading its images."""
+    """The labels of a data set, without reading its images if it lists them."""
     if getattr(data, "target_transform", None) is None:
         for key in ("targets", "labels"):
             if hasattr(data, key):
                 return getattr(data, key)
         if hasattr(data, "dataset") and hasattr(data, "indices"):  # a subset
-            whole = _stored_labels(data.dataset)
-            return [int(whole[index]) for index in data.indices]
+            labels = _stored_labels(data.dataset)
+            return [int(labels[index]) for index in data.indices]
     return [_pair(data[number], f"item {number}")[1] for number in range(len(data))]
 
 
 def _stored_names(data: Any) -> tuple[str, ...]:
-    """Find the names of a data set's classes, if it has any that belong to its labels."""
+    """The names of a data set's classes, if it has any and they fit its labels."""
     if getattr(data, "target_transform", None) is not None:
         return ()
     if hasattr(data, "dataset") and hasattr(data, "indices"):
@@ -178,7 +169,7 @@ def _stored_names(data: Any) -> tuple[str, ...]:
 
 
 def _pair(item: Any, source: str) -> tuple[Any, int]:
-    """Take an item apart into its image and its label."""
+    """The image and the label of an item."""
     if not (isinstance(item, (tuple, list)) and len(item) == 2):
         raise DataError(f"{source}: expected a pair (image, label), got {type(item).__name__}")
     image, label = item
@@ -193,7 +184,7 @@ def _labels(y: Any, source: str) -> NDArray[np.int64]:
     """Check labels and return them as an array."""
     labels = np.asarray(y.tolist() if isinstance(y, Tensor) else y)
     if len(labels.shape) != 1 or len(labels) == 0:
-        raise LabelError(f"{source}: labels must be one row with at least one integer, got the shape {labels.shape}")
+        raise LabelError(f"{source}: labels must be a list of at least one integer, got the shape {labels.shape}")
     if not np.issubdtype(labels.dtype, np.integer):
         raise LabelError(f"{source}: labels must be integers, got {labels.dtype}")
     return labels.astype(np.int64)
@@ -206,7 +197,7 @@ def _tensor(image: Any, dimensions: int, source: str) -> Tensor:
             raise DataError(f"{source}: a PIL image of mode {image.mode} has more than 8 bits per channel; convert it")
         image = np.asarray(image.convert("L" if image.mode in ("1", "L") else "RGB"))
     if isinstance(image, np.ndarray):
-        # torch takes neither an array that cannot be written nor one that is read backwards.
+        # torch accepts neither read-only arrays nor negative strides.
         plain = image.flags.writeable and min(image.strides, default=0) >= 0
         try:
             x = torch.from_numpy(image if plain else image.copy())
@@ -233,87 +224,3 @@ def _tensor(image: Any, dimensions: int, source: str) -> Tensor:
     if not bool(torch.isfinite(x).all()):
         raise DataError(f"{source}: images hold NaN or infinity; clean or drop them")
     return x.to(torch.float32)
-
-
-def pictures(path: str | PathLike[str], depth: int, size: int, grey: bool) -> tuple[list[Key], Images, Images | None]:
-    """Read the pictures that lie `depth` folders deep: the names of those folders by label, train and test."""
-    root = Path(path)
-    if not root.is_dir():
-        raise DataMissing(f"{root} is not a folder; expected there: a folder for each class, with its pictures")
-    parts = {entry.name: entry for entry in _entries(root) if entry.is_dir()}
-    train, test = [root], []
-    if "train" in parts and parts.keys() <= {"train", "val", "test"}:
-        train = [parts["train"]]
-        test = [parts[key] for key in ("test", "val") if key in parts][:1]
-        train += [parts["val"]] if "test" in parts and "val" in parts else []
-    files_by_class = _gather(train, depth)
-    keys = sorted(files_by_class)
-    if not test:
-        return keys, _decode(files_by_class, keys, size, grey), None
-    tests = _gather(test, depth)
-    for key in sorted(files_by_class.keys() ^ tests.keys()):
-        raise DataDamaged(
-            f"{root}: {'/'.join(key)} is only in one of {train[0].name} and {test[0].name}; put it in both"
-        )
-    return keys, _decode(files_by_class, keys, size, grey), _decode(tests, keys, size, grey)
-
-
-def _entries(folder: Path) -> Iterator[Path]:
-    """List what a user put into a folder, by name."""
-    return (entry for entry in sorted(folder.iterdir()) if entry.name[0] != "." and entry.name not in IGNORED)
-
-
-def _gather(roots: Sequence[Path], depth: int) -> dict[Key, list[Path]]:
-    """List the pictures of every class."""
-    files_by_class: dict[Key, list[Path]] = {}
-    for root in roots:
-        for key, files in _walk(root, depth):
-            files_by_class.setdefault(key, []).extend(files)
-    if not files_by_class:
-        raise DataDamaged(f"{roots[0]} has no folders; expected there: {'<task>/' * (depth - 1)}<class>/ with pictures")
-    return files_by_class
-
-
-def _walk(folder: Path, depth: int) -> Iterator[tuple[Key, list[Path]]]:
-    """Yield the pictures `depth` folders below `folder`, by the names of those folders."""
-    if depth > 0:
-        for entry in _entries(folder):
-            if entry.is_dir():
-                for key, files in _walk(entry, depth - 1):
-                    yield (entry.name, *key), files
-            elif entry.suffix.lower() in PICTURES:
-                raise DataDamaged(f"{entry} lies beside folders, and so belongs to no class; move it into one of them")
-        return
-    files = list(_entries(folder))
-    if not files:
-        raise DataDamaged(f"{folder} has no pictures; add some, or remove the folder")
-    for entry in files:
-        if entry.is_dir() or entry.suffix.lower() not in PICTURES:
-            kinds = ", ".join(sorted(PICTURES))
-            raise DataDamaged(f"{entry} lies among the pictures of a class and is none ({kinds}); move it elsewhere")
-    yield (), files
-
-
-def _decode(files_by_class: dict[Key, list[Path]], keys: list[Key], size: int, grey: bool) -> Images:
-    """Read the pictures of all classes, in the order of `keys`."""
-    labels = np.repeat(np.arange(len(keys), dtype=np.int64), [len(files_by_class[key]) for key in keys])
-    files = [file for key in keys for file in files_by_class[key]]
-    images = np.empty((len(files), size, size, 1 if grey else 3), dtype=np.uint8)
-    for number, file in enumerate(files):
-        images[number] = _picture(file, size, grey)
-    return Images(images, labels)
-
-
-def _picture(file: Path, size: int, grey: bool) -> NDArray[np.uint8]:
-    """Read a picture as (size, size, channels): shrunk by its short side, and cut around its centre."""
-    from PIL import Image, ImageOps  # part of the `lab` extra
-
-    try:
-        with Image.open(file) as opened:
-            if opened.mode[0] in "IF":
-                raise ValueError(f"mode {opened.mode} has more than 8 bits per channel")
-            picture = ImageOps.exif_transpose(opened).convert("L" if grey else "RGB")
-        pixels = np.asarray(ImageOps.fit(picture, (size, size), Image.Resampling.BILINEAR))
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-        raise DataDamaged(f"{file} cannot be read as a picture: {error}. Replace or remove it.") from error
-    return pixels.reshape(size, size, -1)

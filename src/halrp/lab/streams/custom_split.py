@@ -1,20 +1,23 @@
-"""Which of a user's images train, validate and test, and in which order the tasks come."""
+"""The settings of a custom stream: which images train, validate and test, and the order of the tasks."""
 
 import math
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from halrp.errors import DataError, SettingError
 from halrp.lab.streams.custom_data import Pool
 from halrp.lab.streams.protocol import SEEDS, Indices, shares
+from halrp.lab.streams.stream import Normal
+
+Order: TypeAlias = str | Sequence[int]
 
 
 class Parts(NamedTuple):
-    """The images of one class, as indices; `rest` are all that do not test."""
+    """The images of one class, as indices; `rest` are all that are not test images, used or not."""
 
     train: Indices
     val: Indices
@@ -23,15 +26,16 @@ class Parts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SplitSettings:
-    """The settings that select a variant of a stream, validated."""
+class StreamSettings:
+    """The settings that custom streams share, validated; `StreamOptions` in `custom` describes them."""
 
     name: str
-    order: str | Sequence[int]
-    seed: int
-    fraction: float
-    validation: float
-    test_share: float
+    order: Order = "A"
+    seed: int = 0
+    fraction: float = 1.0
+    validation: float = 0.2
+    test_share: float = 0.2
+    normal: Normal | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.seed, (int, np.integer)) or not 0 <= self.seed < SEEDS:
@@ -43,7 +47,7 @@ class SplitSettings:
                 raise SettingError(f"{key}={getattr(self, key)} of stream {self.name!r} must lie between 0 and 1")
 
     def identities(self, tasks: int) -> tuple[int, ...]:
-        """Return the identities of the tasks by position."""
+        """The identities of the tasks, by position."""
         if isinstance(self.order, str) and self.order in set(string.ascii_uppercase):
             seed = string.ascii_uppercase.index(self.order)
             return tuple(np.random.RandomState(seed).permutation(tasks).tolist()) if seed else tuple(range(tasks))
@@ -61,20 +65,20 @@ class SplitSettings:
         return chosen
 
     def parts(self, train: Pool, test: Pool | None, names: Mapping[int, str]) -> dict[int, Parts]:
-        """Draw the images of every class that `names` names, by label; classes take turns, named or not."""
+        """Draw the images of every class in `names`, by label; draws do not depend on which classes those are."""
         random = np.random.RandomState(self.seed)
         drawn = {}
         for label in np.unique(train.labels).tolist():
             members = random.permutation(np.flatnonzero(train.labels == label))
             if label not in names:
                 continue
-            tested = self.tested(len(members)) if test is None else 0
+            tested = self.test_count(len(members)) if test is None else 0
             rest = members[tested:]
             if not self.enough(len(members), test is None):
                 least = next((count for count in range(2, 100_000) if self.enough(count, test is None)), "many more")
                 raise DataError(
                     f"{self.name}: class {names[label]!r} has {len(members)} images; to train, validate and test it "
-                    f"needs {least}. Add images, leave the class out, or change the shares "
+                    f"needs {least}. Add images, leave the class out, or change "
                     f"validation={self.validation} and test_share={self.test_share}"
                 )
             subset, held = shares(f"{self.name}, class {names[label]}", len(rest), self.fraction, self.validation)
@@ -82,12 +86,12 @@ class SplitSettings:
             drawn[label] = Parts(rest[held:subset], rest[:held], tests, rest)
         return drawn
 
-    def tested(self, count: int) -> int:
-        """The number of a class's images that test when there is no separate test data."""
+    def test_count(self, count: int) -> int:
+        """The number of test images among `count` images of a class, if there is no separate test data."""
         return math.floor(round(self.test_share * count, 6))
 
     def enough(self, count: int, hold_out: bool) -> bool:
-        """Whether a class with this number of images has at least one for each part."""
-        tested = self.tested(count) if hold_out else 0
+        """Whether `count` images of a class leave at least one for training, validation and testing."""
+        tested = self.test_count(count) if hold_out else 0
         held = math.floor(round(self.validation * (count - tested), 6))
         return (tested > 0 or not hold_out) and 0 < held < count - tested

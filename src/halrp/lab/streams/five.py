@@ -18,7 +18,7 @@ from torch import Tensor
 
 from halrp.lab.data import Images, LoadedDataSet, read
 from halrp.lab.reference import load_reference
-from halrp.lab.streams.pixels import local_labels, normalised, padded, resized, taken
+from halrp.lab.streams.pixels import padded, resized, split
 from halrp.lab.streams.protocol import (
     Indices,
     carve,
@@ -29,7 +29,7 @@ from halrp.lab.streams.protocol import (
     published_orders,
     split_seed,
 )
-from halrp.lab.streams.stream import Normal, Split, Stream, Task
+from halrp.lab.streams.stream import Normal, Stream, Task
 
 NAME = "five"
 VALIDATION = 0.2
@@ -71,18 +71,18 @@ def load(order: str, seed: int, fraction: float, data: str | PathLike[str] | Non
         random = np.random.RandomState(split_seed(seed))
         learned, validated = carve(NAME, pool, random, fraction, VALIDATION)
 
-        def split(source: Images, chosen: Indices) -> Split:
-            x = kind.fitted(taken(source, chosen)).expand(-1, 3, -1, -1)
-            return Split(normalised(x, kind.normal), local_labels(source.labels[chosen], range(10)))
+        def change(x: Tensor) -> Tensor:
+            return kind.fitted(x).expand(-1, 3, -1, -1)
 
+        classes = range(10)
         return Task(
             name=kind.name,
             identity=identity,
-            classes=10,
-            train=split(source, learned),
-            val=split(source, validated),
-            test=split(test, tested),
-            class_names=class_names(data_set, range(10)),
+            classes=len(classes),
+            train=split(source, learned, classes, kind.normal, change),
+            val=split(source, validated, classes, kind.normal, change),
+            test=split(test, tested, classes, kind.normal, change),
+            class_names=class_names(data_set, classes),
             normal=kind.normal,
         )
 

@@ -1,7 +1,7 @@
-"""From bytes as they are stored to images as networks take them."""
+"""Images as networks take them, from stored bytes: resized, permuted, normalised."""
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -27,14 +27,14 @@ def taken(source: Images, chosen: Indices) -> Tensor:
 
 
 def _unmapped(array: NDArray[np.uint8]) -> None:
-    """Give back what has been read of a mapped file, so that a run does not grow by the images it has seen."""
+    """Release the pages of a memory-mapped file, so that the memory of a run does not grow by the images it reads."""
     if isinstance(array, np.memmap) and array.mode == "r" and isinstance(array.base, mmap.mmap):
-        with suppress(AttributeError, OSError):  # not on every system
+        with suppress(AttributeError, OSError):  # not supported on every system
             array.base.madvise(mmap.MADV_DONTNEED)
 
 
 def normalised(x: Tensor, normal: Normal) -> Tensor:
-    """Turn bytes (images, channels, height, width) into (pixel / 255 − mean) / deviation, float32 of that shape."""
+    """(pixel / 255 − mean) / deviation of bytes (images, channels, height, width), as float32."""
     mean, deviation = (torch.tensor(value, dtype=torch.float32).view(-1, 1, 1) for value in normal)
     return x.to(torch.float32, memory_format=torch.contiguous_format).div_(255).sub_(mean).div_(deviation)
 
@@ -42,7 +42,7 @@ def normalised(x: Tensor, normal: Normal) -> Tensor:
 def resized(x: Tensor, side: int) -> Tensor:
     """Resize bytes (images, channels, height, width) to `side` × `side`: bilinear, antialiased when it shrinks.
 
-    This is what Pillow's bilinear resize does; the two agree to the last bit or differ by one in 255.
+    Pillow's bilinear resize gives the same values, or values that differ by 1 of 255.
     """
     return functional.interpolate(x, size=(side, side), mode="bilinear", antialias=True)
 
@@ -54,16 +54,22 @@ def padded(x: Tensor, by: int) -> Tensor:
 
 def permuted(x: Tensor, pixels: Tensor) -> Tensor:
     """Gather bytes (images, …): value p of the result (images, values) is value `pixels[p]` of the flattened image."""
-    return torch.from_numpy(np.take(x.flatten(1).numpy(), pixels.numpy(), axis=1))  # several times as fast as torch
+    return torch.from_numpy(np.take(x.flatten(1).numpy(), pixels.numpy(), axis=1))  # several times faster than torch
 
 
 def local_labels(labels: NDArray[np.int64], classes: Sequence[int]) -> Tensor:
-    """Number labels by their position in `classes`: int64, 0 … classes−1."""
+    """Replace labels by their positions in `classes`: int64, 0 … classes−1."""
     positions = np.zeros(max(classes) + 1, dtype=np.int64)
     positions[list(classes)] = np.arange(len(classes))
     return torch.from_numpy(positions[labels])
 
 
-def split(source: Images, chosen: Indices, classes: Sequence[int], normal: Normal) -> Split:
-    """Make the split of the chosen images as they are: normalised, with labels local to `classes`."""
-    return Split(normalised(taken(source, chosen), normal), local_labels(source.labels[chosen], classes))
+def split(
+    source: Images,
+    chosen: Indices,
+    classes: Sequence[int],
+    normal: Normal,
+    change: Callable[[Tensor], Tensor] = lambda x: x,
+) -> Split:
+    """The chosen images, changed as bytes by `change` and then normalised, with labels local to `classes`."""
+    return Split(normalised(change(taken(source, chosen)), normal), local_labels(source.labels[chosen], classes))

@@ -9,17 +9,17 @@ The training images stay in file order and the first fifth of them validates: at
 the seed. A smaller fraction draws its images by the seed. All tasks see the same images.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from halrp.lab.data import Images, read
-from halrp.lab.streams.pixels import MNIST, local_labels, normalised, permuted, resized, taken
+from halrp.lab.data import read
+from halrp.lab.streams.pixels import MNIST, permuted, resized, split
 from halrp.lab.streams.protocol import (
-    Indices,
     class_names,
     identities_of,
     in_file_order,
@@ -28,7 +28,7 @@ from halrp.lab.streams.protocol import (
     published_orders,
     split_seed,
 )
-from halrp.lab.streams.stream import Split, Stream, Task
+from halrp.lab.streams.stream import Stream, Task
 
 NAME = "pmnist"
 VALIDATION = 0.2
@@ -43,50 +43,53 @@ def permutation(identity: int) -> Tensor:
     return torch.from_numpy(values)
 
 
+class Digits(NamedTuple):
+    """A benchmark whose tasks are all digits of MNIST, each task with its own change of the images."""
+
+    name: str
+    orders: Mapping[str, Sequence[int]]
+    validation: float
+    """The share of the training images for validation."""
+    change: Callable[[Tensor, int], Tensor]
+    """`change(images, identity)`: bytes (images, 1, 28, 28) → as many values per image as `shape` has."""
+    shape: tuple[int, int, int]
+
+
 def load(order: str, seed: int, fraction: float, data: str | PathLike[str] | None = None) -> Stream:
     """Load `pmnist`."""
-    identities = identities_of(NAME, published_orders("pmnist"), order)
-    shape = (CHANNELS, SIDE, SIDE)
 
-    def seen(images: Tensor, identity: int) -> Tensor:
+    def change(images: Tensor, identity: int) -> Tensor:
         # The three channels are equal until they are permuted: value p comes from pixel p modulo 1024.
         return permuted(resized(images, SIDE), permutation(identity) % SIDE**2)
 
-    return of_digits(NAME, order, seed, fraction, data, identities, VALIDATION, seen, shape)
+    digits = Digits(NAME, published_orders("pmnist"), VALIDATION, change, (CHANNELS, SIDE, SIDE))
+    return load_digits(digits, order, seed, fraction, data)
 
 
-def of_digits(
-    name: str,
-    order: str,
-    seed: int,
-    fraction: float,
-    data: str | PathLike[str] | None,
-    identities: tuple[int, ...],
-    validation: float,
-    seen: Callable[[Tensor, int], Tensor],
-    shape: tuple[int, int, int],
-) -> Stream:
-    """A stream whose tasks are the images of MNIST, each as `seen(images, identity)`, bytes of the given shape."""
+def load_digits(digits: Digits, order: str, seed: int, fraction: float, data: str | PathLike[str] | None) -> Stream:
+    """Load a benchmark of changed digits."""
+    name, orders, validation, change, shape = digits
+    identities = identities_of(name, orders, order)
     data_set = read("mnist", data)
     train, test = data_set.parts["train"], data_set.parts["test"]
     random = np.random.RandomState(split_seed(seed))
     learned, validated = in_file_order(name, len(train.labels), random, fraction, validation)
     tested = mixed(np.arange(len(test.labels)))
-    digits = max(1, len(str(len(identities) - 1)))
+    width = max(1, len(str(len(identities) - 1)))
+    classes = range(10)
 
     def make(identity: int) -> Task:
-        def split(source: Images, chosen: Indices) -> Split:
-            x = seen(taken(source, chosen), identity).view(-1, *shape)
-            return Split(normalised(x, MNIST), local_labels(source.labels[chosen], range(10)))
+        def changed(x: Tensor) -> Tensor:
+            return change(x, identity).view(-1, *shape)
 
         return Task(
-            name=f"permutation-{identity:0{digits}d}",
+            name=f"permutation-{identity:0{width}d}",
             identity=identity,
-            classes=10,
-            train=split(train, learned),
-            val=split(train, validated),
-            test=split(test, tested),
-            class_names=class_names(data_set, range(10)),
+            classes=len(classes),
+            train=split(train, learned, classes, MNIST, changed),
+            val=split(train, validated, classes, MNIST, changed),
+            test=split(test, tested, classes, MNIST, changed),
+            class_names=class_names(data_set, classes),
             normal=MNIST,
         )
 

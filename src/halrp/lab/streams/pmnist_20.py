@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from halrp.lab.streams.pixels import permuted
-from halrp.lab.streams.pmnist import of_digits
-from halrp.lab.streams.protocol import drawn_orders, identities_of
+from halrp.lab.streams.pmnist import Digits, load_digits
+from halrp.lab.streams.protocol import drawn_orders
 from halrp.lab.streams.stream import Stream
 
 NAME = "pmnist-20"
@@ -35,9 +35,9 @@ def permutation(identity: int) -> Tensor:
 
 def load(order: str, seed: int, fraction: float, data: str | PathLike[str] | None = None) -> Stream:
     """Load `pmnist-20`."""
-    identities = identities_of(NAME, drawn_orders(TASKS), order)
 
-    def seen(images: Tensor, identity: int) -> Tensor:
+    def change(images: Tensor, identity: int) -> Tensor:
         return permuted(images, permutation(identity))
 
-    return of_digits(NAME, order, seed, fraction, data, identities, HELD_OUT, seen, (1, SIDE, SIDE))
+    digits = Digits(NAME, drawn_orders(TASKS), HELD_OUT, change, (1, SIDE, SIDE))
+    return load_digits(digits, order, seed, fraction, data)

@@ -1,9 +1,8 @@
-"""What every benchmark is made of: tasks, their splits, and the order in which they come.
+"""A stream: tasks with their splits, in an order.
 
-A task has a name and an identity that do not depend on where in the stream it stands, because the metrics
-compare the same task under several orders. A stream makes a task when it is asked for one: the images of a
-benchmark take far more memory as normalised floats than as the bytes they are stored in, and most learners
-look at one task at a time.
+A task has a name and an identity that do not depend on its position in the stream, because metrics compare the same
+task under several orders. A stream makes each task on demand: the images of a benchmark need far more memory as
+normalised floats than as stored bytes, and most methods need one task at a time.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,8 +27,8 @@ class Normal(NamedTuple):
 
 
 Augment = Callable[[Tensor, Generator], Tensor]
-"""`augment(x, generator)`: a batch of images (batch, channels, height, width) → as many of the same shape. Every draw
-comes from the generator, which lies on the CPU."""
+"""`augment(x, generator)`: a batch of images (batch, channels, height, width) → a batch of the same shape. All random
+numbers come from the generator, which is on the CPU."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,20 +36,20 @@ class Task:
     """A named classification problem."""
 
     name: str
-    """What the task is called, the same in every order."""
+    """The task's name, the same in every order."""
     identity: int
     """The task's number in its benchmark, the same in every order."""
     classes: int
-    """How many classes it has; labels are local, 0 … classes−1."""
+    """The number of classes; labels are local, 0 … classes−1."""
     train: Split
     val: Split
     test: Split
     class_names: tuple[str, ...] = ()
-    """What the classes are called, by local label; empty when they have no names."""
+    """The names of the classes, by local label; empty if they have none."""
     normal: Normal = Normal((0.0,), (1.0,))
-    """How the pixels were normalised."""
+    """The normalisation of the pixels."""
     augment: Augment | None = None
-    """What training does to its images, batch by batch; None where the protocol has nothing."""
+    """The augmentation of training batches; None if the benchmark has none."""
 
     def __repr__(self) -> str:
         sizes = "/".join(str(len(split.y)) for split in (self.train, self.val, self.test))
@@ -61,11 +60,11 @@ class Task:
 class Stream(Sequence[Task]):
     """Tasks in an order: `stream[i]` is the task at position i, `stream.identities[i]` its identity.
 
-    Nothing is kept: asking twice for a position makes the same task twice. A slice is a shorter stream.
+    Tasks are not cached: indexing twice makes the same task twice. A slice is a shorter stream.
     """
 
     name: str
-    """The benchmark, its variant after "@" if it has any, and "@subset" where a data set is not whole."""
+    """The benchmark, its variant after "@" if it has one, and "@subset" if a data set is incomplete."""
     order: str
     seed: int
     fraction: float
@@ -73,7 +72,7 @@ class Stream(Sequence[Task]):
     make: Callable[[int], Task]
     """Make the task of an identity; a pure function."""
     shape: tuple[int, int, int]
-    """Of one image: channels, height, width."""
+    """The shape of an image: channels, height, width."""
 
     def __len__(self) -> int:
         return len(self.identities)
