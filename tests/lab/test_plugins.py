@@ -79,11 +79,13 @@ def test_a_sweep_in_two_processes_learns_with_a_users_method_on_a_users_stream_a
     (folder / "experiments.py").unlink()  # records hold all that the report needs
     shown = halrp("results", "out")
     assert "experiments:load, experiments:Net" in shown
+    assert "my method" in shown
     assert "experiments:Mine" in shown
     assert "boldness=0.75" in shown
     halrp("report", "out", "-o", "report.html")
     page = page_content(folder / "report.html")
-    assert "experiments:Mine" in page
+    assert "my method (experiments:Mine)" in page, "in the table of runs"
+    assert "my method (boldness=0.75)" in page, "in figures"
     assert registry.colour_of("experiments:Mine") in page
 
 

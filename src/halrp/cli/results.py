@@ -158,8 +158,10 @@ def _table(rows: Frame, each: bool) -> Table:
         shared = set.intersection(*map(_parts, section["recipe"]))
         title = ", ".join([_setup(section.iloc[0]), *sorted(shared)])
         for row in section.to_dict("records"):
-            details = ", ".join([*sorted(_parts(row["settings"])), *sorted(_parts(row["recipe"]) - shared)])
-            plain.append(row | {"setup": title, "details": details})
+            name, method = row["record"].title, row["method"]
+            settings = [*sorted(_parts(row["settings"])), *sorted(_parts(row["recipe"]) - shared)]
+            details = ", ".join(settings if name == method else [method, *settings])
+            plain.append(row | {"setup": title, "method": name, "details": details})
             if not each:
                 plain[-1] |= {"orders": _orders(row["orders"]), "spread": _spread(row)}
     about = LEGEND_OF_RUNS if each else LEGEND

@@ -116,6 +116,11 @@ class Record:
         return len(self.rows)
 
     @property
+    def label(self) -> str:
+        """The method as tables show it: its name, after its title where that is another."""
+        return self.method if self.title == self.method else f"{self.title} ({self.method})"
+
+    @property
     def setup(self) -> Setup:
         """What it shares with the runs that it is compared with."""
         return Setup(self.stream, self.backbone, as_text(self.network), self.fraction, self.tasks, self.epochs)

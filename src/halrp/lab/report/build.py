@@ -120,7 +120,8 @@ def setups(study: Study) -> Table:
 
 def all_runs(runs: Frame) -> Table:
     """One row for each run."""
-    rows = tuple(map(_run, frames.plain(runs)))
+    labels = (record.label for record in runs["record"])
+    rows = tuple(_run(row | {"method": label}) for row, label in zip(frames.plain(runs), labels, strict=True))
     columns = _with_values(RUN_COLUMNS, rows, ("network", "settings", "recipe", "missing"))
     about = "One row for each record, with its metrics. A value that a record lacks is empty."
     return Table("runs", "Runs", about, columns, rows)

@@ -75,7 +75,8 @@ class Pair(NamedTuple):
         orders = self.group["orders"].split()
         brief = self.group["every_order"] or len(orders) <= ORDERS
         text = self.group["orders"] if brief else f"{len(orders)} orders"
-        return row | {"settings": settings, "runs": self.group["runs"], "orders": text}
+        shown = {"settings": settings, "runs": self.group["runs"], "orders": text}
+        return row | shown | {"method": self.group["record"].label}
 
 
 def pairs(groups: Frame, only: Collection[Benchmark] | None = None) -> list[Pair]:
