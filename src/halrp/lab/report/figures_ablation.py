@@ -167,7 +167,8 @@ def compared(study: Study, groups: Frame) -> Frame:
     """As many groups as possible that share an order and seed; their metrics are those of the runs that all have."""
     if groups.empty:
         return groups
-    runs = study.runs[study.runs["group"].isin(groups.index)]
+    columns = ["group", "order", "seed", "accuracy", "validation"]
+    runs = study.runs.loc[study.runs["group"].isin(groups.index), columns]
     members = runs.groupby(["order", "seed"], sort=False)["group"].agg(frozenset)
     chosen = max(members, key=len)
     shared = {pair for pair, having in members.items() if having >= chosen}

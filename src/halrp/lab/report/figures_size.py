@@ -120,10 +120,9 @@ def importance(study: Study) -> Figure | None:
 def spectra(study: Study) -> Figure | None:
     """The predicted loss that each component of each layer recovers, retained or cut, for a few tasks."""
     axes = Axis("component"), Axis("predicted loss it recovers", log=True)
-    by_run = study.steps.groupby("run")
     plots = {}
     for group in study.groups.index[study.groups["distinct"].astype(bool)]:
-        runs = (by_run.get_group(run) for run in study.runs.index[study.runs["group"] == group])
+        runs = (study.steps_by_run[run] for run in study.runs.index[study.runs["group"] == group])
         steps = next((steps for steps in runs if any(_by_layer(steps, "scores"))), None)
         if steps is None:
             continue

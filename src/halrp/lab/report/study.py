@@ -84,6 +84,11 @@ class Study:
         return frames.steps(self.runs)
 
     @cached_property
+    def steps_by_run(self) -> dict[int, Frame]:
+        """The rows of `steps` by run, in the order of tables."""
+        return dict([*self.steps.groupby("run", sort=False)])
+
+    @cached_property
     def representatives(self) -> dict[str, Frame]:
         """The groups that represent their methods, by the name of their setup."""
         return {label: groups[groups["representative"]] for label, groups in self.setups.items()}
