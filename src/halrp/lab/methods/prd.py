@@ -1,22 +1,21 @@
 """`prd`: prototype-sample relation distillation (Asadi et al., 2023).
 
-An encoder f gives features h = f(x) of width d; a projector g, an MLP d → 512 → 512 → 128, serves training alone. A
-task has a prototype w_c per class, and predicts by cos(h, w_c). No examples are kept. A batch is seen in two views, and
+An encoder f computes features h = f(x) of width d; a projector g, an MLP d → 512 → 512 → 128, is used in training only.
+A task has a prototype w_c per class, and its logits are cos(h, w_c). No examples are stored. For two views of a batch,
 
     L = L_sc + β·L_p + α·L_d                                  β = 2, α = 4
-    L_sc   supervised contrastive loss of g(h) / ‖g(h)‖: features of a class come together, for encoder and projector
-    L_p    mean of 1 − cos(h, w_y), with h held fixed: prototypes follow the features
-    L_d    Σ over earlier tasks of KL(softmax a_old ‖ softmax a), a = h·w / ‖w‖ with that task's prototypes: the encoder
-           may move, but only so that new examples keep their relations to old prototypes, which move along
+    L_sc   supervised contrastive loss of g(h) / ‖g(h)‖, which trains encoder and projector
+    L_p    mean of 1 − cos(h, w_y) with h detached, which trains the prototypes
+    L_d    Σ over earlier tasks of KL(softmax a_old ‖ softmax a), a = h·w / ‖w‖ with that task's prototypes: encoder and
+           old prototypes may change as long as the relations of new examples to old prototypes do not
 
-where a_old is of a frozen copy of encoder and prototypes from the end of the previous task. Everything is shared and
-goes on being trained, so earlier tasks change. Batch norms use the statistics of the batch.
+where a_old is computed by a frozen copy of encoder and prototypes from the end of the previous task. All parameters are
+shared and trained by every task, so earlier tasks change. Batch norms use the statistics of the batch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -28,20 +27,21 @@ from halrp.lab.methods import network
 from halrp.lab.methods.norms import with_batch_statistics
 from halrp.lab.methods.prd_losses import Axis, View, attract, contrast, distil, relations
 from halrp.lab.methods.protocol import Context, Method, Size, State
+from halrp.lab.methods.settings import MODES, Mode, check_choice, official_recipe
 from halrp.lab.streams import Task
 from halrp.model.views import clone, replace_module
 from halrp.training.batches import Augment
 from halrp.training.loop import Group
 
 PROJECTED = 128
-"""Width of what the projector gives."""
+"""Width of the projector's outputs."""
 
 
 class PrototypeNetwork(nn.Module):
     """Encoder, projector and the prototypes (classes, d) of every task."""
 
     def __init__(self, encoder: nn.Module, features: int, hidden: int) -> None:
-        """Start without tasks; the projector is drawn from the global generator."""
+        """Start without tasks; the projector is initialised with the global generator."""
         super().__init__()
         self.encoder = encoder
         self.projector = nn.Sequential(
@@ -50,11 +50,11 @@ class PrototypeNetwork(nn.Module):
         self.prototypes = nn.ParameterList()
 
     def fresh(self, classes: int) -> nn.Parameter:
-        """Prototypes (classes, d), drawn from the global generator as the weight of a linear layer."""
+        """New prototypes (classes, d), initialised with the global generator like the weight of a linear layer."""
         first = self.projector[0]
         assert isinstance(first, nn.Linear)
-        drawn = nn.Linear(first.in_features, classes, bias=False).weight
-        return nn.Parameter(drawn.detach().to(first.weight))
+        weight = nn.Linear(first.in_features, classes, bias=False).weight
+        return nn.Parameter(weight.detach().to(first.weight))
 
 
 class CosineClassifier(nn.Module):
@@ -63,7 +63,7 @@ class CosineClassifier(nn.Module):
     prototypes: Tensor
 
     def __init__(self, encoder: nn.Module, prototypes: Tensor) -> None:
-        """Compare with prototypes (classes, d)."""
+        """Take prototypes (classes, d)."""
         super().__init__()
         self.encoder = encoder
         self.register_buffer("prototypes", F.normalize(prototypes.detach(), dim=1))
@@ -75,11 +75,11 @@ class CosineClassifier(nn.Module):
 
 @dataclass
 class TaskLoss:
-    """The loss of one task; its `attend` takes the generator of the training, from which views are drawn."""
+    """The loss of one task. `attend` stands in for the augmentation, to get the generator that views are drawn with."""
 
     parts: PrototypeNetwork
     teacher: nn.Module
-    """A frozen encoder, in evaluation mode: without dropout, and with the statistics of the batch."""
+    """The frozen encoder, in evaluation mode: no dropout, batch norms with the statistics of the batch."""
     remembered: list[Tensor]
     """The frozen prototypes of earlier tasks."""
     view: Augment | None
@@ -90,7 +90,7 @@ class TaskLoss:
     generator: Generator | None = None
 
     def attend(self, x: Tensor, generator: Generator) -> Tensor:
-        """Leave a batch as it is; both views are made later, together."""
+        """Return the batch unchanged; `loss` makes both views of it."""
         self.generator = generator
         return x
 
@@ -116,12 +116,12 @@ class TaskLoss:
 
 
 class RelationDistillation(Method):
-    """One encoder that is trained on, and prototypes for each task."""
+    """One encoder that every task trains, and prototypes for each task."""
 
     def __init__(
         self,
         context: Context,
-        mode: Literal["paper", "official"] = "paper",
+        mode: Mode = "paper",
         temperature: float = 0.1,
         attraction: float = 2.0,
         distillation: float = 4.0,
@@ -134,30 +134,19 @@ class RelationDistillation(Method):
     ) -> None:
         """Take τ, β (`attraction`) and α (`distillation`).
 
-        In `mode` "paper" the run's recipe holds. "official" is SGD with a constant rate of 0.01 and momentum 0.9, 100
-        epochs and batches of 128. `axis` is what distilled relations are distributions over. Without `views` both
-        views of a batch are the batch itself, or what the stream's own augmentation makes of it. `padding` is
-        that of crops, by default an eighth of the image and at most 4 pixels. `prototype_rate` is a factor on the
-        learning rate of prototypes, `hidden` the width of the projector, l2 is λ in λ/2·‖·‖² on encoder and projector.
+        `mode` "paper" uses the run's recipe. "official" is SGD with a constant learning rate of 0.01 and momentum 0.9,
+        100 epochs and batches of 128. Relations are distilled as distributions over the `axis`. With views=False both
+        views of a batch are the batch itself, or the stream's augmentation of it. `padding` is that of crops, by
+        default an eighth of the image and at most 4 pixels. `prototype_rate` is a factor on the learning rate of
+        prototypes, `hidden` the width of the projector, l2 is λ in λ/2·‖·‖² on encoder and projector.
         """
-        if mode not in ("paper", "official"):
-            raise SettingError(f"prd(mode={mode!r}) is unknown; choose 'paper' or 'official'")
-        if axis not in ("classes", "samples"):
-            raise SettingError(f"prd(axis={axis!r}) is unknown; choose 'classes' or 'samples'")
+        check_choice("prd", "mode", mode, MODES)
+        check_choice("prd", "axis", axis, ("classes", "samples"))
         for name, value in (("temperature", temperature), ("prototype_rate", prototype_rate), ("hidden", hidden)):
             if not value > 0:
                 raise SettingError(f"prd({name}={value!r}) is out of range; give a number above 0")
         if mode == "official":
-            recipe = replace(
-                context.recipe,
-                epochs=100,
-                batch=128,
-                lr=0.01,
-                schedule="constant",
-                optimiser="sgd",
-                momentum=0.9,
-                gradient_scale=1.0,
-            )
+            recipe = official_recipe(context.recipe, optimiser="sgd", lr=0.01, momentum=0.9, batch=128, epochs=100)
             context = replace(context, recipe=recipe)
         super().__init__(with_batch_statistics(context))
         self.mode, self.temperature, self.attraction, self.distillation = mode, temperature, attraction, distillation
@@ -183,7 +172,7 @@ class RelationDistillation(Method):
         objective = TaskLoss(
             parts, teacher, remembered, view, self.temperature, self.attraction, self.distillation, self.axis
         )
-        # Prototypes have no momentum: with 0.9, a tenth of the rate moves one as far as the whole rate without.
+        # The original has no momentum on prototypes: a rate of (1 − momentum) moves them as far with it.
         rate = self.prototype_rate * (1 - context.recipe.momentum)
         groups = [
             Group([*parts.encoder.parameters(), *parts.projector.parameters()], l2=self.l2),
@@ -195,12 +184,12 @@ class RelationDistillation(Method):
 
     @property
     def device(self) -> torch.device:
-        """Where the encoder lies."""
+        """The device of the encoder."""
         assert self.parts is not None, "learn a task first"
         return next(self.parts.encoder.parameters()).device
 
     def _parts(self, net: nn.Module) -> PrototypeNetwork:
-        """A network without its head as the encoder, and a projector drawn from the run's seed."""
+        """A network without its head as the encoder, and a projector initialised by the run's seed."""
         like = next(net.get_submodule(network.HEAD).parameters())
         replace_module(net, network.HEAD, nn.Flatten())
         with seeding.isolated(self.context.seed, "projector", device=torch.device("cpu")):
@@ -209,13 +198,13 @@ class RelationDistillation(Method):
         return parts
 
     def predict(self, x: Tensor, task: int) -> Tensor:
-        """Cosines with the prototypes of the task, of the encoder as it is now."""
+        """Cosines with the prototypes of the task, by the current encoder."""
         assert self.parts is not None, "learn a task first"
         net = CosineClassifier(self.parts.encoder, self.parts.prototypes[task])
         return network.logits(self.context, net.eval(), x)
 
     def stored(self) -> Size:
-        """Encoder and prototypes; the projector serves training alone, whose size is in `details`."""
+        """Encoder and prototypes; not the projector, which is used in training only and whose size is in `details`."""
         assert self.parts is not None, "learn a task first"
         return Size.of([*network.contents(self.parts.encoder).values(), *self.parts.prototypes])
 

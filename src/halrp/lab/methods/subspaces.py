@@ -1,10 +1,10 @@
-"""Subspaces that hold most of the energy of a layer's inputs or outputs: the memories of `gpm` and `bmkp`.
+"""Subspaces with most of the energy of a layer's inputs or outputs: the memories of `gpm` and `bmkp`.
 
-A layer is seen as a matrix W (O, D): D is all that one output sees, for a convolution channels × rows × columns of its
-kernel. Its inputs are columns x of D numbers, one per example and position; its outputs are the columns W x of O
+A layer is a matrix W (O, D), where D is the number of inputs of an output, for a convolution channels × rows × columns
+of its kernel. Its inputs are columns x of D numbers, one per example and position; its outputs are the columns W x of O
 numbers. The energy of a set of columns R is ‖R‖²; a basis M with orthonormal columns captures ‖MᵀR‖² of it.
 
-Everything is computed in float64. A basis is kept in the type it is given in, and columns that are in it never change.
+All computations are in float64. A basis keeps its dtype, and its columns never change.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from halrp.errors import ModelError
 NOISE = 1e-13
 """Shares of the energy below this are rounding errors of the columns, not directions."""
 IMAGES_AT_ONCE = 16
-"""Examples whose patches are laid out in memory together."""
+"""Number of examples whose patches are unfolded at once, which limits memory."""
 
 
 def layers_of(net: nn.Module, head: str) -> dict[str, nn.Module]:
-    """Every two-dimensional convolution and linear layer of a network but the head, by name, in its order."""
+    """Every `nn.Conv2d` and `nn.Linear` of a network except the head, by name, in the network's order."""
     kinds = (nn.Conv2d, nn.Linear)
     by_layer: dict[str, nn.Module] = {n: m for n, m in net.named_modules() if isinstance(m, kinds) and n != head}
     for name, layer in by_layer.items():
@@ -60,10 +60,10 @@ def outputs(layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 class Columns:
-    """A growing set of columns R (D, n) that is kept as their Gram matrix R Rᵀ (D, D) once that is the smaller."""
+    """A growing set of columns R (D, n), held as their Gram matrix R Rᵀ (D, D) as soon as that is smaller."""
 
     def __init__(self, parts: Iterable[Tensor] = ()) -> None:
-        """Start with some columns, or with none."""
+        """Start with the columns of `parts`."""
         self._parts: list[Tensor] = []
         self._gram: Tensor | None = None
         for part in parts:
@@ -71,34 +71,34 @@ class Columns:
 
     def add(self, columns: Tensor) -> None:
         """Add columns (D, n)."""
-        columns = columns.to(torch.float64, copy=True)  # the network may write to what it was given
+        columns = columns.to(torch.float64, copy=True)  # a copy, because the network may change it in place
         if self._gram is None and columns.shape[1] + sum(p.shape[1] for p in self._parts) > len(columns):
             self._gram = columns.new_zeros(len(columns), len(columns))
-            waiting, self._parts = [*self._parts, columns], []
+            added, self._parts = [*self._parts, columns], []
         elif self._gram is None:
             self._parts.append(columns)
             return
         else:
-            waiting = [columns]
-        for part in waiting:
+            added = [columns]
+        for part in added:
             self._gram.addmm_(part, part.T)
 
     def energy(self) -> Tensor:
-        """‖R‖², a number."""
+        """‖R‖², a scalar."""
         return self._all().square().sum() if self._gram is None else self._gram.trace()
 
     def without(self, basis: Tensor) -> Columns:
-        """What of the columns an orthonormal basis (D, k) does not capture: R − M Mᵀ R."""
+        """The residual of the columns outside an orthonormal basis (D, k): R − M Mᵀ R."""
         m, rest = basis.double(), Columns()
         if self._gram is None:
             rest._parts = [self._all() - m @ (m.T @ self._all())]
         else:
-            seen = self._gram @ m
-            rest._gram = self._gram - seen @ m.T - m @ seen.T + m @ (m.T @ seen) @ m.T
+            projected = self._gram @ m
+            rest._gram = self._gram - projected @ m.T - m @ projected.T + m @ (m.T @ projected) @ m.T
         return rest
 
     def spectrum(self) -> tuple[Tensor, Tensor]:
-        """Squared singular values of R (m,), falling, and its left singular vectors (D, m)."""
+        """Squared singular values of R (m,), in descending order, and its left singular vectors (D, m)."""
         if self._gram is None:
             u, s, _ = torch.linalg.svd(self._all(), full_matrices=False)
             return s.square(), u
@@ -110,10 +110,10 @@ class Columns:
 
 
 def first_rank(energies: Tensor, energy: float) -> int:
-    """How many leading directions a first basis has, given squared singular values (m,).
+    """The number of leading directions of a first basis, given squared singular values (m,).
 
-    As many as have Σ energies / total < `energy` together, so that one more would reach it, but one at least; all of
-    them if `energy` is 1.
+    The largest number whose Σ energies / total is below `energy`, so that one more would reach it, but at least one;
+    all of them if `energy` is 1.
     """
     shares = energies / energies.sum()
     real = shares > NOISE
@@ -123,9 +123,9 @@ def first_rank(energies: Tensor, energy: float) -> int:
 
 
 def further_rank(energies: Tensor, total: float, energy: float) -> int:
-    """How many leading directions of a residual with squared singular values (m,) are needed to capture `energy`.
+    """The number of leading directions of a residual, with squared singular values (m,), to capture a share `energy`.
 
-    The columns have the energy `total`; what is not in the residual is captured already.
+    The columns have the energy `total`; the energy outside the residual is captured already.
     """
     shares = energies / total
     captured = 1 - shares.sum() + shares.cumsum(0) - shares  # before each direction is added
@@ -134,9 +134,9 @@ def further_rank(energies: Tensor, total: float, energy: float) -> int:
 
 
 def extended(basis: Tensor, columns: Columns, energy: float, first: bool = False) -> Tensor:
-    """A basis (D, k) with the directions appended that let it capture a share `energy` of some columns.
+    """A basis (D, k) and further directions, so that it captures a share `energy` of some columns.
 
-    With `first` the rule of a first basis is used, `first_rank`. Columns of the basis stay bit-identical.
+    `first` selects the rule of a first basis, `first_rank`. The columns of the basis stay bit-identical.
     """
     total = float(columns.energy())
     if total == 0:
@@ -147,11 +147,11 @@ def extended(basis: Tensor, columns: Columns, energy: float, first: bool = False
 
 
 def appended(basis: Tensor, directions: Tensor) -> Tensor:
-    """An orthonormal basis (D, k) with directions (D, r) appended, made orthonormal to it and to each other."""
+    """An orthonormal basis (D, k) and directions (D, r), made orthonormal to it and to each other."""
     if not directions.shape[1]:
         return basis
     m, new = basis.double(), directions.double()
-    for _ in range(2):  # the second pass removes what the rounding of the first has left
+    for _ in range(2):  # the second pass removes the rounding errors of the first
         new, _ = torch.linalg.qr(new - m @ (m.T @ new))
     return torch.cat([basis, new.to(basis.dtype)], 1)
 
@@ -168,23 +168,23 @@ View = Callable[[nn.Module, Tensor, Tensor], Tensor]
 def collected(
     net: nn.Module, layers: Mapping[str, nn.Module], parts: Iterable[Tensor], images: Mapping[str, int], view: View
 ) -> dict[str, Columns]:
-    """The `inputs` or `outputs` (the `view`) of layers while a network sees some examples.
+    """The `inputs` or `outputs` (the `view`) of layers in forward passes over some examples.
 
-    Examples come in `parts` that the network sees together; each layer takes the first `images` of them.
+    The network gets the batches `parts`; each layer takes its number of `images` from the first of them.
     """
     by_layer = {name: Columns() for name in layers}
     left = dict(images)
 
-    def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        def hook(layer: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> None:
-            x, y = given[0][: left[name]], made[: left[name]]
+    def hook_of(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        def hook(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+            x, y = args[0][: left[name]], output[: left[name]]
             for rows in zip(x.split(IMAGES_AT_ONCE), y.split(IMAGES_AT_ONCE), strict=True):
                 if len(rows[0]):
                     by_layer[name].add(view(layer, *rows))
 
         return hook
 
-    handles = [layer.register_forward_hook(watch(name)) for name, layer in layers.items()]
+    handles = [layer.register_forward_hook(hook_of(name)) for name, layer in layers.items()]
     try:
         for x in parts:
             net(x)
