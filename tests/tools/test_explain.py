@@ -234,10 +234,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, str]]] = {
     ),
     "no head": (
         lambda: nn.Sequential(nn.Linear(12, 12), nn.LayerNorm(12)),
-        {MODEL: "no head explanation.*could serve: 0"},
+        {MODEL: "no head found.*could serve: 0"},
     ),
     "nothing to adapt": (lambda: nn.Sequential(nn.LayerNorm(12), nn.Linear(12, 3)), {MODEL: "no adaptable layer"}),
-    "no parameters": (nn.ReLU, {MODEL: "no head explanation"}),
+    "no parameters": (nn.ReLU, {MODEL: "no head found"}),
     "scripted": (Scripted, {MODEL: "scripted"}),
     "two faults": (
         lambda: nn.Sequential(
