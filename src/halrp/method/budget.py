@@ -87,27 +87,26 @@ class Budget:
         if minimum > limit:
             enough = minimum if exact is None else smallest_bytes(exact, options)
             raise self._too_small(enough, limit, parts, base)
-        steps = {name: _steps(layer) for name, layer in options.items()}
         if exact is None:
-            return _allocation(_chosen(steps, limit - minimum), steps)
-        return self._exactly(steps, limit - minimum, limit, exact)
+            return _chosen(options, limit - minimum)
+        return self._exactly(options, limit - minimum, limit, exact)
 
-    def _exactly(self, steps: Mapping[str, _Steps], room: int, limit: int, exact: FileBytes) -> Allocation:
+    def _exactly(self, options: Mapping[str, LayerOptions], room: int, limit: int, exact: FileBytes) -> Allocation:
         """Spend the room so that the exact size of the file stays within the limit, and nothing more would fit.
 
         The header grows by a few digits with the numbers it counts, so the first choice may be a little too large.
         """
-
-        def size(taken: Mapping[str, int]) -> int:
-            return exact(_allocation(taken, steps).ranks, self)
-
-        taken = _chosen(steps, room)
-        while (excess := size(taken) - limit) > 0:
+        allocation = _chosen(options, room)
+        while (excess := exact(allocation.ranks, self) - limit) > 0:
             room -= excess
-            taken = _chosen(steps, max(0, room))
-        while (larger := _next_that_fits(steps, taken, lambda more: size(more) <= limit)) is not None:
-            taken = larger
-        return _allocation(taken, steps)
+            # Without room, not even a dense copy that costs nothing: it may lengthen the header.
+            allocation = _chosen(options, room) if room > 0 else Allocation(dict.fromkeys(options, 0))
+        while True:
+            fitting = (larger for larger in _larger(options, allocation) if exact(larger.ranks, self) <= limit)
+            best = next(fitting, None)
+            if best is None:
+                return allocation
+            allocation = best
 
     def check(self, task: Size, base: Size, late: Sequence[str]) -> None:
         """Refuse a task that is larger than foreseen, since fine-tuning was the first to change the buffers `late`."""
@@ -158,25 +157,34 @@ def _steps(layer: LayerOptions) -> _Steps:
     return _Steps(torch.cat([layer.scores[:last], final.reshape(1)]), torch.tensor(costs), last)
 
 
-def _chosen(steps: Mapping[str, _Steps], room: int) -> dict[str, int]:
-    """The number of steps in each weight that recover the most loss for a cost within the room."""
+def _chosen(options: Mapping[str, LayerOptions], room: int) -> Allocation:
+    """What recovers the most loss for a cost within the room, headers aside."""
+    steps = {name: _steps(layer) for name, layer in options.items()}
     scores = {name: step.scores for name, step in steps.items()}
-    return allocate.by_budget(scores, {name: step.costs for name, step in steps.items()}, room)
-
-
-def _next_that_fits(
-    steps: Mapping[str, _Steps], taken: Mapping[str, int], fits: Callable[[Mapping[str, int]], bool]
-) -> dict[str, int] | None:
-    """One step more, the first that fits of those with a score; None if there is none."""
-    for name, step in steps.items():
-        count = taken[name]
-        if count < len(step.scores) and step.scores[count] > 0:
-            more = {**taken, name: count + 1}
-            if fits(more):
-                return more
-    return None
-
-
-def _allocation(taken: Mapping[str, int], steps: Mapping[str, _Steps]) -> Allocation:
+    taken = allocate.by_budget(scores, {name: step.costs for name, step in steps.items()}, room)
     dense = frozenset(name for name, count in taken.items() if count > steps[name].components)
     return Allocation({name: count for name, count in taken.items() if name not in dense}, dense)
+
+
+def _larger(options: Mapping[str, LayerOptions], allocation: Allocation) -> list[Allocation]:
+    """The smallest changes of an allocation that recover more, the most loss for its cost first.
+
+    In each weight these are components up to the next that recovers anything, and a dense copy.
+    """
+    larger: list[tuple[float, Allocation]] = []
+
+    def add(gain: Tensor, cost: int, ranks: Mapping[str, int], dense: frozenset[str]) -> None:
+        larger.append((float(gain) / cost if cost > 0 else math.inf, Allocation(ranks, dense)))
+
+    for name, rank in allocation.ranks.items():
+        layer = options[name]
+        missing = layer.scores[rank:]
+        useful = missing.nonzero().flatten()
+        if len(useful):
+            more = int(useful[0]) + 1
+            ranks = {**allocation.ranks, name: rank + more}
+            add(missing[:more].sum(), more * layer.component, ranks, allocation.dense)
+        if layer.may_be_dense and (gain := missing.sum() + layer.rest) > 0:
+            others = {n: r for n, r in allocation.ranks.items() if n != name}
+            add(gain, layer.weight - layer.scales - rank * layer.component, others, allocation.dense | {name})
+    return [choice for _, choice in sorted(larger, key=lambda pair: pair[0], reverse=True)]
