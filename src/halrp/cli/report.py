@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.filesize import decimal
 
-from halrp.cli.results import loaded, print_left_out
+from halrp.cli.results import Paths, loaded, print_left_out
 from halrp.errors import SettingError
 
 if TYPE_CHECKING:
@@ -28,10 +28,7 @@ class Format(StrEnum):
 
 
 def report(
-    paths: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="PATHS", help="records, or folders of them; results by default", show_default=False),
-    ] = None,
+    paths: Paths = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="the page to write")] = Path(
         "report.html"
     ),

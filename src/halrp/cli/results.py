@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 from rich.filesize import decimal
@@ -29,12 +29,15 @@ KINDS = {
     "other": "JSON that is not a record of a run",
 }
 
+Paths: TypeAlias = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="PATHS", help="records, or folders of them; results by default", show_default=False),
+]
+"""The argument of commands that read records."""
+
 
 def results(
-    paths: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="PATHS", help="records, or folders of them; results by default", show_default=False),
-    ] = None,
+    paths: Paths = None,
     method: Annotated[list[str] | None, typer.Option(help="only this method; may be given several times")] = None,
     stream: Annotated[list[str] | None, typer.Option(help="only this stream")] = None,
     fraction: Annotated[list[float] | None, typer.Option(help="only this share of the data, such as 0.25")] = None,
@@ -61,7 +64,7 @@ def results(
         if target is not None and (not Path(target).name or Path(target).is_dir()):
             raise SettingError(f"{target!r} is not a file that a table can be written to; name one, such as table.csv")
     aside = "-" in (as_csv, as_json)
-    records = loaded(paths or [Path("results")])
+    records = loaded(paths)
     runs = frames.runs(records.records)
     chosen = _select(runs, {"method": method, "stream": stream, "order": order}, fraction)
     rows = chosen if each else summarise(chosen, among=runs)
@@ -81,10 +84,14 @@ def results(
         typer.echo(f"\nwrote {target}: {len(rows)} rows", err=aside)
 
 
-def loaded(paths: Sequence[Path]) -> Loaded:
-    """The records of files and folders; it is an error if there is none, after the files left out are listed."""
+def loaded(paths: Sequence[Path] | None) -> Loaded:
+    """The records of files and folders, by default those in results.
+
+    It is an error if there is none; the files that were left out are listed first.
+    """
     from halrp.lab.records.loading import load
 
+    paths = paths or [Path("results")]
     records = load(paths)
     if not records.records:
         print_left_out(records.problems, aside=True)

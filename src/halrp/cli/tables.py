@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from halrp.cli.results import loaded, print_left_out
+from halrp.cli.results import Paths, loaded, print_left_out
 from halrp.errors import SettingError
 from halrp.lab.names import check_name
 from halrp.store import atomic
@@ -25,10 +25,7 @@ BELOW = {"settings": ", ", "note": "; "}
 
 
 def tables(
-    paths: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="PATHS", help="records, or folders of them; results by default", show_default=False),
-    ] = None,
+    paths: Paths = None,
     table: Annotated[str, typer.Option(metavar="KEY", help=f"which table: {', '.join(KEYS)}")] = KEYS[0],
     stream: Annotated[list[str] | None, typer.Option(help="only this stream; may be given several times")] = None,
     backbone: Annotated[list[str] | None, typer.Option(help="only this backbone")] = None,
@@ -57,7 +54,7 @@ def tables(
     formats = {"--latex": writers.latex, "--csv": writers.csv, "--markdown": writers.markdown}
     asked = {option: formats[option] for option, given in zip(formats, (latex, csv, markdown), strict=True) if given}
     _refuse(list(asked), output)
-    records = loaded(paths or [Path("results")])
+    records = loaded(paths)
     groups = summarise(runs(records.records))
     result = _build(table, groups, _wanted(groups, stream, backbone, fraction, everything), everything)
     for to_text in asked.values():
@@ -83,11 +80,11 @@ def _refuse(asked: list[str], output: Path | None) -> None:
 
 def _build(key: str, groups: Frame, benchmarks: list[Benchmark], everything: bool) -> Table:
     from halrp.lab.report.comparison import comparison
-    from halrp.lab.report.relations import all_relations
+    from halrp.lab.report.relations import relations
 
     if key != "relations":
         return comparison(groups, benchmarks)[KEYS.index(key)]
-    table = all_relations(groups, benchmarks)
+    table = relations(groups, benchmarks)
     return table if everything else replace(table, rows=tuple(row for row in table.rows if row["holds"] is not None))
 
 

@@ -16,7 +16,7 @@ from halrp.lab.report import figures_ablation, figures_accuracy, figures_size, f
 from halrp.lab.report.comparison import comparison
 from halrp.lab.report.page import LeftOut, MadeFrom, Section
 from halrp.lab.report.pairing import percent
-from halrp.lab.report.relations import all_relations
+from halrp.lab.report.relations import relations
 from halrp.lab.report.study import Study, backbone_title, stream_title
 from halrp.lab.report.table import Column, Table, Value
 
@@ -73,7 +73,7 @@ def beside_paper(groups: Frame) -> tuple[Table, ...]:
     here = {paper.benchmark_of(*key) for key in zip(*(groups[n] for n in paper.Benchmark._fields), strict=True)}
     if here.isdisjoint(paper.benchmarks()):
         return ()  # other benchmarks than the paper's: there is nothing to compare with
-    tables = (*map(_run_first, comparison(groups)), all_relations(groups, here))
+    tables = (*map(_run_first, comparison(groups)), relations(groups, here))
     return tuple(table for table in tables if table.rows)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from halrp.lab.records.frames import Frame
 from halrp.lab.registry import STREAMS
 from halrp.lab.report import paper
-from halrp.lab.report.pairing import BENCHMARK, ORDERS, Pair, pairs, representative_pair
+from halrp.lab.report.pairing import BENCHMARK, ORDERS, Pair, by_method, pairs, representative_pair
 from halrp.lab.report.paper import Benchmark
 from halrp.lab.report.table import Column, Table, Value
 
@@ -70,11 +70,8 @@ def comparison(groups: Frame, only: Collection[Benchmark] | None = None) -> tupl
 
 def representatives(paired: Iterable[Pair]) -> tuple[list[Pair], list[Pair]]:
     """The pairs that represent their methods, one each per benchmark, and the others."""
-    methods: dict[tuple[Benchmark, str], list[Pair]] = {}
-    for pair in paired:
-        methods.setdefault((pair.benchmark, pair.method), []).append(pair)
     chosen, others = [], []
-    for same in methods.values():
+    for same in by_method(paired).values():
         comparable = [pair for pair in same if not pair.obstacles] or same
         first = comparable[0] if comparable[0].group is None else representative_pair(comparable)
         chosen.append(first)

@@ -3,8 +3,8 @@
 (async () => {
   const packed = Uint8Array.from(atob(document.getElementById("data").textContent), (letter) => letter.charCodeAt(0));
   const DATA = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
-  const ROWS = 100; // so many rows of a table are shown before all are asked for
-  const MANY = 15; // from so many drawings on, their names can be searched
+  const ROWS = 100; // rows of a table that are shown before all are asked for
+  const MANY = 15; // plots from which on their names can be searched
   const SIGNS = { better: ["▲", "better"], equal: ["≈", "equal"], worse: ["▼", "worse"] };
   const root = document.documentElement;
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 from halrp.lab.records.frames import Frame
@@ -98,6 +98,14 @@ def pairs(groups: Frame, only: Collection[Benchmark] | None = None) -> list[Pair
         known = {method for printed in paper.at(benchmark) for method in printed.ours}
         result += [Pair(benchmark, group["method"], None, group) for group in here if group["method"] not in known]
     return result
+
+
+def by_method(paired: Iterable[Pair]) -> dict[tuple[Benchmark, str], list[Pair]]:
+    """The pairs of each method, benchmark by benchmark."""
+    methods: dict[tuple[Benchmark, str], list[Pair]] = {}
+    for pair in paired:
+        methods.setdefault((pair.benchmark, pair.method), []).append(pair)
+    return methods
 
 
 def representative_pair(candidates: list[Pair]) -> Pair:

@@ -8,7 +8,7 @@ from itertools import combinations, product
 
 from halrp.lab.records.frames import Frame
 from halrp.lab.report import paper
-from halrp.lab.report.pairing import BENCHMARK, Pair, benchmark_columns, pairs, percent, representative_pair
+from halrp.lab.report.pairing import BENCHMARK, Pair, benchmark_columns, by_method, pairs, representative_pair
 from halrp.lab.report.paper import Benchmark, Printed
 from halrp.lab.report.table import Column, Table, Value
 
@@ -30,55 +30,36 @@ ABOUT = (
 )
 
 
-def relations(groups: Frame, benchmark: Benchmark) -> Table:
-    """The clear orderings that the paper shows for one benchmark, and whether they hold in our runs."""
-    stream, backbone, share = benchmark.stream, benchmark.backbone, percent(benchmark.fraction)
-    key = "-".join(("relations", stream.replace("@", "-"), backbone, f"{share}".replace(".", "-")))
-    rows = _rows(pairs(groups, [paper.benchmark_of(*benchmark)]))
-    return _table(key, f"Orderings of methods: {stream}, {backbone}, {share} %", rows)
-
-
-def all_relations(groups: Frame, only: Collection[Benchmark] | None = None) -> Table:
-    """The clear orderings that the paper shows anywhere, or for the given benchmarks, beside ours."""
-    return _table("relations", "Orderings of methods", _rows(pairs(groups, only)))
-
-
-def _table(key: str, title: str, rows: list[dict[str, Value]]) -> Table:
+def relations(groups: Frame, only: Collection[Benchmark] | None = None) -> Table:
+    """The clear orderings that the paper shows anywhere, or for the given benchmarks, and whether they hold in ours."""
+    wanted = None if only is None else [paper.benchmark_of(*benchmark) for benchmark in only]
+    rows = _rows(pairs(groups, wanted))
     hold, compared = sum(row["holds"] == "yes" for row in rows), sum(row["holds"] is not None for row in rows)
     count = f"{hold} of {compared} clear orderings of the paper hold here."
     if compared < len(rows):
         count += f" {len(rows) - compared} more cannot be compared, as one of the methods was not run like the paper's."
-    return Table(key, title, f"{count} {ABOUT}", COLUMNS, tuple(rows))
+    return Table("relations", "Orderings of methods", f"{count} {ABOUT}", COLUMNS, tuple(rows))
 
 
-def _rows(pairs: list[Pair]) -> list[dict[str, Value]]:
+def _rows(paired: list[Pair]) -> list[dict[str, Value]]:
+    methods: dict[Benchmark, dict[str, Pair]] = {pair.benchmark: {} for pair in paired}
+    for (benchmark, method), same in by_method(paired).items():
+        if usable := [pair for pair in same if pair.number("accuracy") is not None and not pair.obstacles]:
+            methods[benchmark][method] = representative_pair(usable)
     rows = []
-    for benchmark, methods in _representatives(pairs).items():
+    for benchmark, here in methods.items():
         for two in combinations(paper.at(benchmark), 2):
             better, worse = sorted(two, key=lambda printed: -printed.accuracy)
             if not _clear(better, worse):
                 continue
             shared = benchmark_columns(benchmark)
             shared |= {"paper": better.accuracy - worse.accuracy, "paper_error": _sum(better, worse)}
-            ours = [[methods[name] for name in side.ours if name in methods] for side in (better, worse)]
+            ours = [[here[name] for name in side.ours if name in here] for side in (better, worse)]
             if not ours[0] or not ours[1]:
                 names: dict[str, Value] = {"better": better.ours[0], "worse": worse.ours[0]}
                 rows.append(shared | names | dict.fromkeys(("ours", "ours_error", "holds")))
             rows += [shared | _difference(*two_of_ours) for two_of_ours in product(*ours)]
     return rows
-
-
-def _representatives(pairs: list[Pair]) -> dict[Benchmark, dict[str, Pair]]:
-    """The pair that represents each method, for every benchmark, those without any included."""
-    candidates: dict[Benchmark, dict[str, list[Pair]]] = {}
-    for pair in pairs:
-        here = candidates.setdefault(pair.benchmark, {})
-        if pair.number("accuracy") is not None and not pair.obstacles:
-            here.setdefault(pair.method, []).append(pair)
-    return {
-        benchmark: {method: representative_pair(some) for method, some in here.items()}
-        for benchmark, here in candidates.items()
-    }
 
 
 def _sum(better: Printed, worse: Printed) -> float:

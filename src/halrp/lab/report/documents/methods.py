@@ -113,7 +113,9 @@ def methods_table(study: BenchmarkStudy, root: Path) -> str:
 
 def orderings(study: BenchmarkStudy, root: Path) -> str:
     """How many of the orderings that the paper's table clearly shows hold in our runs, and which do not."""
-    compared = [row for row in relations(groups(root / study.folder), study.benchmark).rows if row["holds"] is not None]
+    compared = [
+        row for row in relations(groups(root / study.folder), [study.benchmark]).rows if row["holds"] is not None
+    ]
     failed = [row for row in compared if row["holds"] != "yes"]
     count = f"{len(compared) - len(failed)} of {len(compared)} hold."
     if not failed:
@@ -124,8 +126,8 @@ def orderings(study: BenchmarkStudy, root: Path) -> str:
         Column("ours", "ours", 2, signed=True),
         Column("ours_error", "±", 2),
     )
-    rows = [row | {"ordering": Markdown(f"`{row['better']}` > `{row['worse']}`")} for row in map(dict, failed)]
-    return f"{count} Those that do not:\n\n{markdown(columns, rows)}"
+    shown = [row | {"ordering": Markdown(f"`{row['better']}` > `{row['worse']}`")} for row in map(dict, failed)]
+    return f"{count} Those that do not:\n\n{markdown(columns, shown)}"
 
 
 def method_table(studies: Sequence[BenchmarkStudy], root: Path, method: str) -> str:

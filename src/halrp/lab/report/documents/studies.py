@@ -70,8 +70,7 @@ def settings_table(*folders: Path, varied: Mapping[str, Sequence[str]], fixed: M
         record: Record = row["record"]
         if record.method in varied and _of_order_a(record, fixed):
             values = [(name, record.values[name]) for name in varied[record.method]] + [*record.network.items()]
-            validation = record.rows[-1]["val"]
-            rows.append(row | {"values": values, "validation": 100 * sum(validation) / len(validation)})
+            rows.append(row | {"values": values})
     rows.sort(key=lambda row: ([*varied].index(row["method"]), row["values"]))
     by_method = {method: [row["validation"] for row in rows if row["method"] == method] for method in varied}
     columns = (METHOD, Column("setting", "setting"), Column("bold", "validation (%)", format=str), TEST, BWT, GROWTH)
