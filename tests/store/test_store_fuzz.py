@@ -495,6 +495,13 @@ def test_a_manifest_with_very_many_changes_is_refused(example: tuple[Path, Learn
                 Manifest.parse(changed, "manifest")
 
 
+@pytest.mark.parametrize("version", [0, 3, True, 1.0, 2.0, "2", None])
+def test_a_manifest_of_another_format_is_refused(version: object, example: tuple[Path, Learner]) -> None:
+    content = (example[0] / "manifest.json").read_bytes()
+    with pytest.raises(FormatError, match="reads formats 1 to 2"):
+        Manifest.parse(resealed(content, lambda facts: facts.update(format=version)), "manifest")
+
+
 PATHS = [
     "../outside-{sha}.safetensors",
     "tasks/../../outside-{sha}.safetensors",

@@ -79,7 +79,7 @@ class Delta(Description):
         owned: Mapping[str, Tensor],
         recovered: Mapping[str, Recovered] | None = None,
     ) -> Delta:
-        """Encode what a task owns in its precision. Tensors that are written as they are, are used as they are."""
+        """Encode factors and dense weights in the task's precision; other tensors are not copied."""
         _refuse_misfits(layout, owned, description.classes)
         dense = {n: t for n, t in owned.items() if layout.by_name[n].encoded}
         coded = {f"dense/{n}": codec.encode(t.reshape(t.shape[0], -1), description.precision) for n, t in dense.items()}

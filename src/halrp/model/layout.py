@@ -121,7 +121,7 @@ class Layout:
 
     @staticmethod
     def parse(content: bytes, source: str) -> Layout:
-        """Read a layout's file, believing nothing; `source` names it in errors."""
+        """Read a layout's file, trusting nothing; `source` names it in errors."""
         try:
             facts = json.loads(content)
             if facts["format"] != FORMAT:

@@ -40,7 +40,8 @@ def _check_weights(delta: Delta, base: Base) -> None:
     require(delta.scales.keys() <= adapted.keys(), "it adapts weights that the model does not adapt")
     dense = set(delta.dense)
     require(
-        dense == (adapted.keys() - delta.scales.keys()) | small, "weights that are neither adapted nor owned, or both"
+        dense == (adapted.keys() - delta.scales.keys()) | small,
+        "it has weights that are neither adapted nor dense, or both",
     )
     recovered = delta.recovered.keys()
     require(not recovered or recovered == adapted.keys(), "what it recovered is not that of the adapted weights")
@@ -88,7 +89,7 @@ def _check_plain(delta: Delta, base: Base) -> None:
     require(not missing, f"it lacks {', '.join(sorted(missing)[:3])}")
     tensors = base.tensors
     for name, tensor in delta.plain.items():
-        require(name in owned or name in buffers, f"it holds {name}, which is not the task's to own")
+        require(name in owned or name in buffers, f"it holds {name}, which a task cannot own")
         shape, dtype = tuple(tensors[name].shape), tensors[name].dtype
         if plan.role(name) == "head" and name not in buffers:
             shape = (delta.classes, *shape[1:])

@@ -77,10 +77,10 @@ class Manifest:
 
     @staticmethod
     def parse(content: bytes, source: str) -> Manifest:
-        """Read a manifest, believing nothing: what it holds must be written in exactly these bytes."""
+        """Read a manifest, trusting nothing: what it holds must be written in exactly these bytes."""
         try:
             facts = json.loads(content)
-            if facts["format"] not in FORMATS:
+            if not is_whole(facts["format"]) or facts["format"] not in FORMATS:
                 raise FormatError(
                     f"{source} has format {facts['format']!r}; this version reads formats {FORMATS[0]} to {FORMAT}"
                 )

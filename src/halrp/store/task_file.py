@@ -1,6 +1,6 @@
 """A task's file: `write` makes it, `read` parses it, `check` compares what was read with a base.
 
-The format is described in `docs/format.md`. Reading believes nothing: every mistake, by accident or by intent, is one
+The format is described in `docs/format.md`. Reading trusts nothing: every mistake, by accident or by intent, is one
 `DamagedError` (or `FormatError`, `WrongBaseError`) that names it, and nothing is allocated beyond what the file holds.
 Files of format 1 are read too (`format_1`).
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from halrp.model.codec import PRECISIONS, Coded
 from halrp.model.delta import Delta, Recovered
 from halrp.model.description import DEFAULTS, FORMAT, REQUIRED, Description, described
 from halrp.model.file_size import INDEX, METADATA, RECOVERED, Piece, TensorEntry
-from halrp.model.layout import DTYPES, Layout, dtype_name
+from halrp.model.layout import DTYPES, Layout, Slot, dtype_name
 from halrp.store import format_1
 from halrp.store.fitting import check
 from halrp.store.requirements import require
@@ -84,16 +84,20 @@ def _index(delta: Delta) -> Tensor:
     for slot in delta.layout.slots:
         if slot.kind == "buffer":
             flags.append(slot.name in delta.plain)
-        elif slot.encoded:
-            keys = ("p", "q") if slot.name in delta.scales else ("dense", "")[: 2 if slot.kind == "adapted" else 1]
-            flags += [f"{part}/{slot.name}" in delta.coded and _masked(delta, f"{part}/{slot.name}") for part in keys]
+        keys = _matrix_keys(slot, slot.name in delta.scales)
+        flags += [key is not None and "mask" in delta.coded[key].parts for key in keys]
     packed = codec.pack(torch.tensor(flags, dtype=torch.bool))
     words = torch.nn.functional.pad(packed, (0, -packed.numel() % 4)).view(torch.int32)
     return torch.cat([torch.tensor(ranks, dtype=torch.int32), words])
 
 
-def _masked(delta: Delta, key: str) -> bool:
-    return "mask" in delta.coded[key].parts
+def _matrix_keys(slot: Slot, factored: bool) -> tuple[str | None, ...]:
+    """The matrices that the flags of a slot are for: two flags for an adapted weight; if it is dense, one is unused."""
+    if not slot.encoded:
+        return ()
+    if factored:
+        return f"p/{slot.name}", f"q/{slot.name}"
+    return (f"dense/{slot.name}", None) if slot.kind == "adapted" else (f"dense/{slot.name}",)
 
 
 def _raw(tensors: list[Tensor]) -> bytes:
@@ -256,23 +260,17 @@ def _ranks(numbers: list[int], layout: Layout, description: Description) -> dict
 
 def _flags(words: Tensor, layout: Layout, ranks: Mapping[str, int]) -> tuple[set[str], set[str]]:
     """The keys of matrices with a mask, and the names of buffers that the task owns."""
-    bits: list[bool] = codec.unpack(words.view(torch.uint8), 32 * words.numel()).tolist()
-    masked, buffers, position = set(), set(), 0
-
-    def flag() -> bool:
-        nonlocal position
-        position += 1
-        return bits[position - 1]
-
+    flags: Iterator[bool] = iter(codec.unpack(words.view(torch.uint8), 32 * words.numel()).tolist())
+    masked, buffers = set(), set()
     for slot in layout.slots:
-        if slot.kind == "buffer" and flag():
+        if slot.kind == "buffer" and next(flags):
             buffers.add(slot.name)
-        elif slot.encoded:
-            parts = ("p", "q") if slot.name in ranks else ("dense",)
-            masked |= {f"{part}/{slot.name}" for part in parts if flag()}
-            unused = slot.kind == "adapted" and len(parts) == 1 and flag()
-            require(not unused, f"{slot.name} has a flag without a matrix")
-    require(not any(bits[position:]), "its index has flags without a meaning")
+        for key in _matrix_keys(slot, slot.name in ranks):
+            if next(flags):
+                if key is None:
+                    raise DamagedError(f"{slot.name} has a flag without a matrix")
+                masked.add(key)
+    require(not any(flags), "its index has flags without a meaning")
     return masked, buffers
 
 
