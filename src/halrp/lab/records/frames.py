@@ -171,19 +171,13 @@ def _run(record: Record, references: _References) -> dict[str, Any]:
         single = value(f"growth_{size}", lambda size=size: references.size(record, size))  # type: ignore[misc]
         growth = value(f"growth_{size}", lambda size=size, single=single: _growth(record, size, single))  # type: ignore[misc]
         measured |= {f"single_{size}": single, f"growth_{size}": growth}
-    configuration = {
+    return {
         **record.setup._asdict(),
-        "method": record.method,
+        **{name: getattr(record, name) for name in ("method", "order", "seed", "first_order")},
         "settings": as_text(record.settings),
         "recipe": as_text(record.recipe),
-        "order": record.order,
-        "seed": record.seed,
-    }
-    return {
-        **configuration,
         **measured,
         "undefined": undefined,
-        "first_order": record.first_order,
         "record": record,
         "validation": _validation(record),
     }

@@ -93,12 +93,6 @@ def printed() -> tuple[Printed, ...]:
 
 
 @cache
-def iru() -> tuple[Printed, ...]:
-    """The paper's comparison with incremental rank updates."""
-    return tuple(map(_printed, load_reference("paper_results")["iru_table"]))
-
-
-@cache
 def ablation() -> tuple[Ablated, ...]:
     """The paper's ablation."""
     return tuple(

@@ -8,13 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from halrp.lab.records import frames
 from halrp.lab.records.frames import Frame
 from halrp.lab.records.loading import load
 from halrp.lab.records.schema import Record
-from halrp.lab.records.summary import summarise
 from halrp.lab.report.pairing import Pair
 from halrp.lab.report.paper import Benchmark, lookup
+from halrp.lab.report.study import Study
 from halrp.lab.report.table import Column, Markdown, Table, Value, plain_rows
 from halrp.lab.report.table_writers import markdown_rows
 
@@ -46,8 +45,8 @@ def records_of(folders: Iterable[Path]) -> list[Record]:
 
 @cache
 def groups(folder: Path) -> Frame:
-    """One row per method and settings: see `summarise`."""
-    return summarise(frames.runs(records(folder)))
+    """One row per method and settings: see `Study.groups`."""
+    return Study.of(records(folder)).groups
 
 
 def markdown(columns: Iterable[Column], rows: Iterable[Mapping[str, Any]]) -> str:

@@ -24,7 +24,6 @@ from halrp.lab.report.documents.cells import (
 )
 from halrp.lab.report.paper import Benchmark
 from halrp.lab.report.relations import relations
-from halrp.lab.report.representative import representative
 from halrp.lab.report.table import Column, Markdown
 
 METHOD = Column("method", "method")
@@ -57,10 +56,6 @@ class BenchmarkStudy(NamedTuple):
 
 def main_table(study: BenchmarkStudy, root: Path) -> str:
     """For the README: every method's accuracy beside the paper's, its forgetting, and what it stores."""
-    methods: dict[str, list[dict[str, Any]]] = {}
-    for row in study.rows(root):
-        methods.setdefault(row["method"], []).append(row)
-    chosen = [same[representative(same)] for same in methods.values()]
     columns = (
         METHOD,
         *ACCURACY,
@@ -71,7 +66,8 @@ def main_table(study: BenchmarkStudy, root: Path) -> str:
     )
     rows = [
         described(row) | {"forgetting": 0.0 - row["bwt"], "total": 1 + row["growth_bytes"]}
-        for row in sorted(chosen, key=lambda row: -row["accuracy"])
+        for row in study.rows(root)
+        if row["representative"]
     ]
     return markdown(columns, rows)
 
@@ -113,9 +109,8 @@ def methods_table(study: BenchmarkStudy, root: Path) -> str:
 
 def orderings(study: BenchmarkStudy, root: Path) -> str:
     """How many of the orderings that the paper's table clearly shows hold in our runs, and which do not."""
-    compared = [
-        row for row in relations(groups(root / study.folder), [study.benchmark]).rows if row["holds"] is not None
-    ]
+    rows = relations(groups(root / study.folder), [study.benchmark]).rows
+    compared = [row for row in rows if row["holds"] is not None]
     failed = [row for row in compared if row["holds"] != "yes"]
     count = f"{len(compared) - len(failed)} of {len(compared)} hold."
     if not failed:
