@@ -95,8 +95,14 @@ def test_a_method_of_a_user_has_its_title_and_the_reference_where_two_share_one(
     assert [*only_setup(titled("mine:A", "my method"), titled("stl", "separate networks"))["name"]] == [
         "stl", "my method",
     ]  # fmt: skip
-    names = only_setup(titled("mine:A", "my method"), titled("mine:B", "my method"), titled("mine:C", "stl"))["name"]
-    assert [*names] == ["my method [mine:A]", "my method [mine:B]", "stl [mine:C]"]
+    same = (
+        titled("mine:A", "my method"),
+        titled("mine:B", "my method"),
+        titled("mine:C", "stl"),
+        steady(0.5, method="stl"),
+    )
+    names = ["stl", "my method [mine:A]", "my method [mine:B]", "stl [mine:C]"]
+    assert [*only_setup(*same)["name"]] == names
 
 
 def test_groups_hold_all_orders_and_seeds_and_the_row_of_the_table() -> None:

@@ -124,15 +124,11 @@ def _printed(record: Record) -> Printed | None:
 
 
 def _titles(groups: Frame) -> list[str]:
-    """Titles of methods; those that two methods share, or that is the name of another, have the method in brackets."""
+    """Titles of methods; one that is another method's title or name, too, is followed by its own name in brackets."""
     titles = dict(zip(groups["method"], (record.title for record in groups["record"]), strict=True))
-    shared = {title for title, count in Counter(titles.values()).items() if count > 1}
-    return [
-        f"{titles[method]} [{method}]"
-        if titles[method] in shared or method != titles[method] in registry.METHODS
-        else titles[method]
-        for method in groups["method"]
-    ]
+    count = Counter(titles.values())
+    ambiguous = {m for m, title in titles.items() if m != title and (count[title] > 1 or title in registry.METHODS)}
+    return [f"{titles[m]} [{m}]" if m in ambiguous else titles[m] for m in groups["method"]]
 
 
 def _labels(groups: Frame) -> list[str]:
