@@ -25,7 +25,7 @@ from halrp.model.base import Base
 from halrp.store import task_file
 from halrp.store.format_1 import PREDICTED
 from tests.store.corpus.make import HERE, ConvNet
-from tests.store.test_store_fuzz import JSON, fuzz_task_files, replaced, survives
+from tests.store.hostile import JSON, fuzz_task_files, replaced, survives
 
 STORE = HERE / "v1-rich" / "store"
 FLOAT = "float32, kernel means"

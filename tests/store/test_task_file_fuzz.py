@@ -1,8 +1,7 @@
-"""Files that were changed, by accident or by an enemy, and what reading them must do: one typed error, or nothing odd.
+"""Task files that were changed, by accident or by an enemy: one typed error, or a sound task.
 
-There are two depths. A change that leaves checksums alone must always be noticed. A change with every checksum put
-right, as an enemy would, reaches the deeper checks: then the file may turn out to be a task after all (another number
-in a factor), and what is read must be usable and write the same facts again.
+The changes reach the deepest checks, as if every checksum had been put right: then the file may turn out to be a task
+after all (another number in a factor), and what is read must be usable and write the same bytes again.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import json
 import resource
 import struct
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -24,99 +23,20 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from halrp import Delta, Flat, Halrp, Learner, Store
+from halrp import Learner
 from halrp.errors import DamagedError, FormatError, StoreError, WrongBaseError
-from halrp.model.base import Base
 from halrp.model.codec import Coded
 from halrp.model.delta import Recovered
 from halrp.model.layout import Layout
-from halrp.store import atomic, task_file
-from halrp.store.manifest import Entry, Manifest
-from tests.helpers import net, tiny_task
-from tests.store.test_store import OFFICIAL, learned, roomy, snapshot
+from halrp.store import task_file
+from halrp.store.manifest import Manifest
+from tests.store.hostile import JSON, contents, fuzz_task_files, mutated, survives
 
 Edit: TypeAlias = Callable[[dict[str, Any], dict[str, Any], bytearray], None]
 """A change to a task file's header, facts and data."""
 
 
-@pytest.fixture(scope="module")
-def example(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Learner]:
-    """A store with a task of each precision: one has dense weights, one is sparse, one has factors everywhere."""
-    folder = tmp_path_factory.mktemp("fuzz") / "store"
-    learner = learned("conv", tasks=2, method=roomy("int8"), store=folder)
-    learner.method = dataclasses.replace(OFFICIAL, precision="bfloat16")
-    learner.learn("sparse", tiny_task("conv", 5))
-    learner.method = Halrp(allocate=Flat(3))
-    learner.learn("float", tiny_task("conv", 6))
-    return folder, learner
-
-
-def contents(folder: Path) -> list[bytes]:
-    """The files of the tasks that own something."""
-    store = Store(folder)
-    return [store.content(entry) for name, entry in store.manifest().tasks.items() if name not in ("t0", "base")]
-
-
 # ---- changes of bytes -------------------------------------------------------------------------------------------
-
-
-def mutated(content: bytes, random: Random) -> bytes:
-    """Change a file in one of the ways in which disks, transfers and people change files."""
-    data, at = bytearray(content), random.randrange(len(content))
-    # Half of the changes hit the header, where the structure is.
-    if random.random() < 0.5:
-        at = random.randrange(min(len(content), 8 + int.from_bytes(content[:8], "little") % 2**20))
-    length = min(random.choice((1, 2, 8, 64, 512)), len(data) - at)
-    kind = random.randrange(9)
-    if kind == 0:
-        data[at] ^= 1 << random.randrange(8)
-    elif kind == 1:
-        data[at] = random.randrange(256)
-    elif kind == 2:
-        del data[at:]
-    elif kind == 3:
-        data[at:at] = random.randbytes(length)
-    elif kind == 4:
-        data[at : at + length] = bytes(length)
-    elif kind == 5:
-        data[at:at] = data[at : at + length]
-    elif kind == 6:
-        other = random.randrange(len(data) - length + 1)
-        data[at : at + length], data[other : other + length] = data[other : other + length], data[at : at + length]
-    elif kind == 7:
-        data += random.randbytes(length)
-    else:
-        del data[at : at + length]
-    return bytes(data)
-
-
-def survives(content: bytes, base: Base) -> bool:
-    """Whether a file is read as a task; if so it must be sound. Anything but a `StoreError` fails the test."""
-    try:
-        delta = task_file.load(content, base, "file")
-    except StoreError:
-        return False
-    again = task_file.write(delta)
-    assert again == content or b'"format\\":1,' in content  # a file of format 1 is written in format 2
-    assert task_file.write(task_file.load(again, base, "again")) == again
-    assert delta.is_base or delta.bytes == len(again)
-    module = base.view(delta)
-    with torch.no_grad():
-        x = torch.ones(2, next(base.module.parameters()).shape[1], 8, 8)
-        assert module(base.prepare_inputs(x)).shape == (2, delta.classes)
-    assert delta.parameters >= delta.paper_count() >= 0
-    return True
-
-
-def fuzz_task_files(files_: list[bytes], base: Base, mutations: int, seed: int) -> int:
-    random = Random(seed)
-    accepted = 0
-    for number in range(mutations):
-        content = files_[number % len(files_)]
-        for _ in range(random.choice((1, 1, 1, 3))):
-            content = mutated(content or b"\0", random)
-        accepted += survives(content, base)
-    return accepted
 
 
 def test_a_task_file_with_changed_bytes_is_refused_or_sound(example: tuple[Path, Learner]) -> None:
@@ -142,13 +62,6 @@ def test_foreign_bytes_are_neither_a_task_nor_a_manifest(content: bytes) -> None
         task_file.read(struct.pack("<Q", len(content)) + content, {}, "file")
     with pytest.raises(DamagedError):
         Manifest.parse(content, "file")
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=6,
-)
 
 
 def apart(content: bytes) -> tuple[dict[str, Any], dict[str, Any], bytes]:
@@ -458,259 +371,3 @@ def test_a_layout_with_any_changed_byte_is_refused_or_another_layout(example: tu
         changed = mutated(layout.content, random)
         with suppress(DamagedError, FormatError):
             assert Layout.parse(changed, "file").content == changed
-
-
-# ---- the manifest -------------------------------------------------------------------------------------------------
-
-
-def resealed(content: bytes, edit: Callable[[dict[str, Any]], None]) -> bytes:
-    """Change a manifest and put its own checksum right."""
-    facts = json.loads(content)
-    del facts["sha256"]
-    edit(facts)
-    facts["sha256"] = atomic.checksum(json.dumps(facts).encode())
-    return f"{json.dumps(facts, indent=1)}\n".encode()
-
-
-def test_a_manifest_with_any_changed_byte_is_refused(example: tuple[Path, Learner]) -> None:
-    content = (example[0] / "manifest.json").read_bytes()
-    random = Random(3)
-    for _ in range(300):
-        changed = mutated(content, random)
-        if changed != content:
-            with pytest.raises((DamagedError, FormatError)):
-                Manifest.parse(changed, "manifest")
-    assert Manifest.parse(content, "manifest").to_bytes() == content
-    assert Manifest.parse(resealed(content, lambda _: None), "manifest").to_bytes() == content
-
-
-@pytest.mark.slow
-def test_a_manifest_with_very_many_changes_is_refused(example: tuple[Path, Learner]) -> None:
-    content = (example[0] / "manifest.json").read_bytes()
-    random = Random(4)
-    for _ in range(5000):
-        changed = mutated(content, random)
-        if changed != content:
-            with pytest.raises((DamagedError, FormatError)):
-                Manifest.parse(changed, "manifest")
-
-
-@pytest.mark.parametrize("version", [0, 3, True, 1.0, 2.0, "2", None])
-def test_a_manifest_of_another_format_is_refused(version: object, example: tuple[Path, Learner]) -> None:
-    content = (example[0] / "manifest.json").read_bytes()
-    with pytest.raises(FormatError, match="reads formats 1 to 2"):
-        Manifest.parse(resealed(content, lambda facts: facts.update(format=version)), "manifest")
-
-
-PATHS = [
-    "../outside-{sha}.safetensors",
-    "tasks/../../outside-{sha}.safetensors",
-    "tasks/../base-{sha}.safetensors",
-    "/etc/passwd",
-    "/tasks/t-{sha}.safetensors",
-    "tasks/t-{sha}.safetensors\n",
-    "tasks\\t-{sha}.safetensors",
-    "tasks//t-{sha}.safetensors",
-    "tasks/T-{sha}.safetensors",
-    "tasks/t-{sha}.pt",
-    "tasks/t-0123456789abcdef.safetensors",
-    "tasks/t\0-{sha}.safetensors",
-    "manifest.json",
-    "lock",
-    "",
-    None,
-    7,
-    ["tasks"],
-]
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("field", ["base", "tasks"])
-def test_a_manifest_that_names_a_file_elsewhere_is_refused(
-    path: object, field: str, example: tuple[Path, Learner]
-) -> None:
-    content = (example[0] / "manifest.json").read_bytes()
-
-    def edit(facts: dict[str, Any]) -> None:
-        entry = facts["base"] if field == "base" else facts["tasks"][1]
-        entry["file"] = path.format(sha=entry["sha256"][:16]) if isinstance(path, str) else path
-
-    with pytest.raises(DamagedError):
-        Manifest.parse(resealed(content, edit), "manifest")
-
-
-@given(
-    st.sampled_from(["format", "halrp", "head", "channels_last", "fingerprint", "base", "tasks", "layouts"]),
-    st.sampled_from([None, "file", "sha256", "bytes", "name", "extra"]),
-    JSON,
-)
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_manifest_with_a_fact_of_any_other_type_is_refused_or_sound(
-    example: tuple[Path, Learner], key: str, inner: str | None, value: Any
-) -> None:
-    content = (example[0] / "manifest.json").read_bytes()
-
-    def edit(facts: dict[str, Any]) -> None:
-        if inner is None or key not in ("base", "tasks"):
-            facts[key] = value
-        elif key == "base":
-            facts["base"][inner] = value
-        else:
-            facts["tasks"][1][inner] = value
-
-    changed = resealed(content, edit)
-    with suppress(DamagedError, FormatError):
-        assert Manifest.parse(changed, "manifest").to_bytes() == changed
-
-
-# ---- through the folder ---------------------------------------------------------------------------------------------
-
-
-def replaced(folder: Path, name: str | None, content: bytes) -> None:
-    """Put another content in the place of a task's file (None: the base's), with every checksum put right."""
-    store = Store(folder)
-    manifest = store.manifest()
-    old = manifest.base if name is None else manifest.tasks[name]
-    digest = atomic.checksum(content)
-    entry = Entry(old.file[: -len("0123456789abcdef.safetensors")] + f"{digest[:16]}.safetensors", digest, len(content))
-    (folder / entry.file).write_bytes(content)
-    if name is None:
-        manifest = dataclasses.replace(manifest, base=entry)
-    else:
-        manifest = dataclasses.replace(manifest, tasks={**manifest.tasks, name: entry})
-    (folder / "manifest.json").write_bytes(manifest.to_bytes())
-
-
-@pytest.fixture
-def copy(example: tuple[Path, Learner], tmp_path: Path) -> Iterator[Path]:
-    """The example's store, to be spoilt; the learner that made it must not notice."""
-    folder, learner = example
-    for name, content in snapshot(folder).items():
-        path = tmp_path / "store" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    tasks = {name: task_file.write(delta) for name, delta in learner.tasks.items()}
-    yield tmp_path / "store"
-    assert {name: task_file.write(delta) for name, delta in learner.tasks.items()} == tasks
-
-
-def restored(folder: Path, learner: Learner) -> bool:
-    """Whether a learner can take over a store; if not, it is as it was."""
-    base, tasks = learner._base, dict(learner.tasks)
-    try:
-        learner._restore(Store(folder))
-    except StoreError:
-        assert learner._base is base
-        assert dict(learner.tasks) == tasks
-        return False
-    return True
-
-
-def test_changes_without_new_checksums_are_always_noticed(copy: Path) -> None:
-    learner = Learner(net("conv"))
-    random = Random(5)
-    for name, content in snapshot(copy).items():
-        if name == "lock":
-            continue
-        for _ in range(8):
-            changed = mutated(content, random)
-            (copy / name).write_bytes(changed)
-            assert changed == content or not restored(copy, learner)
-        for changed in (b"", content[:-1], content + b"\0", bytes(len(content))):
-            (copy / name).write_bytes(changed)
-            assert not restored(copy, learner)
-        (copy / name).unlink()
-        assert name == "manifest.json" or not restored(copy, learner)
-        (copy / name).mkdir()
-        assert not restored(copy, learner)
-        (copy / name).rmdir()
-        (copy / name).write_bytes(content)
-    assert restored(copy, learner)
-
-
-def test_swapped_files_are_noticed(copy: Path) -> None:
-    manifest = Store(copy).manifest()
-    t1, other = (copy / manifest.tasks[name].file for name in ("t1", "float"))
-    first, second = t1.read_bytes(), other.read_bytes()
-    t1.write_bytes(second)
-    other.write_bytes(first)
-    assert not restored(copy, Learner(net("conv")))
-    t1.write_bytes(first)
-    other.write_bytes(second)
-    replaced(copy, "t1", second)
-    with pytest.raises(DamagedError, match="holds the task 'float', not 't1'"):
-        Learner.load(copy, net("conv"))
-
-
-def fuzz_base(folder: Path, mutations: int, seed: int) -> None:
-    content = Store(folder).content(Store(folder).manifest().base)
-    random, learner = Random(seed), Learner(net("conv"))
-    for _ in range(mutations):
-        changed = mutated(content, random)
-        replaced(folder, None, changed)
-        # The header's padding may change without changing a weight; then, and only then, the store is sound.
-        if restored(folder, learner):
-            learner = Learner(net("conv"))
-
-
-def test_a_changed_base_is_noticed_by_its_fingerprint(copy: Path) -> None:
-    fuzz_base(copy, 60, seed=6)
-
-
-@pytest.mark.slow
-def test_very_many_changes_of_a_base_are_noticed(copy: Path) -> None:
-    fuzz_base(copy, 2000, seed=7)
-
-
-def _without(tensors: dict[str, Any], *names: str) -> None:
-    for name in names:
-        del tensors[name]
-
-
-def _tensors(content: bytes, edit: Callable[[dict[str, Any]], None]) -> bytes:
-    tensors = safetensors.torch.load(content)
-    edit(tensors)
-    return safetensors.torch.save(tensors)
-
-
-BASES: dict[str, Callable[[dict[str, Any]], None]] = {
-    "head of integers": lambda t: t.update({"fc.weight": t["fc.weight"].int()}),
-    "head of halves": lambda t: t.update({"fc.weight": t["fc.weight"].half()}),
-    "head without rows": lambda t: t.update({"fc.weight": t["fc.weight"][:0], "fc.bias": t["fc.bias"][:0]}),
-    "head without dimensions": lambda t: t.update({"fc.weight": torch.tensor(1.0)}),
-    "bias of another width": lambda t: t.update({"fc.bias": torch.zeros(7)}),
-    "bias without dimensions": lambda t: t.update({"fc.bias": torch.tensor(1.0)}),
-    "no head": lambda t: _without(t, "fc.weight", "fc.bias"),
-    "no weight": lambda t: _without(t, "conv.weight"),
-    "one more": lambda t: t.update({"other": torch.zeros(1)}),
-    "another shape": lambda t: t.update({"conv.weight": t["conv.weight"].reshape(-1)}),
-    "another type": lambda t: t.update({"conv.weight": t["conv.weight"].double()}),
-    "another number": lambda t: t.update({"conv.weight": t["conv.weight"] + 1}),
-    "nothing": lambda t: t.clear(),
-}
-
-
-@pytest.mark.parametrize("case", BASES)
-def test_a_base_that_lies_is_refused(case: str, copy: Path) -> None:
-    content = Store(copy).content(Store(copy).manifest().base)
-    replaced(copy, None, _tensors(content, BASES[case]))
-    with pytest.raises((DamagedError, WrongBaseError)):
-        Learner.load(copy, net("conv"))
-    assert not restored(copy, Learner(net("conv")))
-
-
-@pytest.mark.parametrize(
-    ("case", "kind"), [("another base", WrongBaseError), ("rank above all", DamagedError), ("no index", DamagedError)]
-)
-def test_a_task_that_lies_is_refused_through_the_folder(case: str, kind: type[StoreError], copy: Path) -> None:
-    replaced(copy, "float", edited(contents(copy)[-1], case))
-    with pytest.raises(kind):
-        Learner.load(copy, net("conv"))
-    assert not restored(copy, Learner(net("conv")))
-
-
-def test_a_base_task_with_other_classes_is_refused(example: tuple[Path, Learner]) -> None:
-    _, learner = example
-    delta: Delta = learner.tasks["t0"]
-    with pytest.raises(DamagedError, match="not those of the base's head"):
-        task_file.check(dataclasses.replace(delta, classes=delta.classes + 1), learner._ready, "file")
