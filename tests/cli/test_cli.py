@@ -164,7 +164,8 @@ def test_inspect_json_tells_of_every_task_in_order(learner: Learner, saved: Path
         recovered = sum(layer.predicted * layer.share for layer in delta.recovered.values())
         assert task["recovered_loss"] == pytest.approx(recovered)
     assert facts["tasks"][0]["class_names"] == ["red", "green", "blue"]
-    assert facts["bytes"] == sum(path.stat().st_size for path in saved.rglob("*.safetensors"))
+    files = [*saved.rglob("*.safetensors"), *saved.glob("layout-*.json")]
+    assert facts["bytes"] == sum(path.stat().st_size for path in files)
     assert facts["separate_bytes"] == 3 * facts["base_bytes"]
 
 
