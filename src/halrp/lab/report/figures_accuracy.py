@@ -111,9 +111,12 @@ def _disparities(groups: Frame, name: str) -> Iterator[Series]:
     exact = groups["every_order"].astype(bool)
     runs = {"orders run": groups[groups["representative"] & ~exact], "all orders": groups[exact]}
     known = {method for some in runs.values() for method in some.loc[some[name].notna(), "name"]}
+    if not known:
+        return
     first = groups[groups["name"].isin(known)].drop_duplicates("name")
     for title, some in runs.items():
-        rows = some.set_index("name").reindex(first["name"]).reset_index()
+        columns = some[["name", "repeats", name, f"stl_{name}"]]
+        rows = columns.set_index("name").reindex(first["name"]).reset_index()
         notes = [*rows["repeats"].fillna("")]
         yield bars_of(title, rows, name, notes=notes)
         yield bars_of(f"{title}: noise floor", rows, f"stl_{name}", notes=notes, dashed=True)

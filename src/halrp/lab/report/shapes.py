@@ -84,7 +84,8 @@ def bars_of_paper(groups: Frame, value: str, error: str = "") -> Series:
 
 def by_run(study: Study, draw: Callable[[Frame], Plot | None]) -> dict[str, Plot | None]:
     """A plot for each run, from its rows of `Study.steps`."""
-    return {study.runs["label"][run]: draw(steps) for run, steps in study.steps_by_run.items()}
+    labels = study.runs["label"]
+    return {labels[run]: draw(steps) for run, steps in study.steps_by_run.items()}
 
 
 def rounded(values: Iterable[float | None], digits: int = 2) -> tuple[float | None, ...]:
