@@ -41,7 +41,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="""Data sets: which are here, how to get the others, and what a stream looks like.
 
-    Data sets lie in one data directory: --data, else the environment variable HALRP_DATA, else halrp/data in the
+    Data sets are in one data directory: --data, else the environment variable HALRP_DATA, else halrp/data in the
     user's cache directory. Archives stay packed. Images are decoded once and kept in the cache.
 
     Begin with: halrp data list

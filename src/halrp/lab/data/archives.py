@@ -79,7 +79,7 @@ def _single_member(root: Path, path: Path, wanted: Callable[[str], object]) -> I
 
 
 def _opened(path: Path) -> BinaryIO:
-    """Open a file for reading, decompressed if its name says that it is compressed."""
+    """Open a file for reading, decompressed if its suffix is that of a compressed file."""
     if path.stat().st_size == 0 and path.suffix in (".gz", ".tgz", ".xz"):
         raise EOFError("it is empty")
     if path.name.endswith((".gz", ".tgz")):

@@ -34,7 +34,7 @@ def _last(name: str) -> str:
 
 
 def labelled(member: str, labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
-    """Check that labels lie in 0 … classes−1."""
+    """Check that labels are in 0 … classes−1."""
     if labels.size and not 0 <= labels.min() <= labels.max() < classes:
         wrong = labels.min() if labels.min() < 0 else labels.max()
         raise DataDamaged(f"{member} has the label {wrong}; labels should be from 0 to {classes - 1}. {AGAIN}")
@@ -87,7 +87,7 @@ def _idx_array(member: Member, axes: int) -> NDArray[np.uint8]:
 def records(classes: int, names: Mapping[str, str], skipped: int = 0) -> Decoder:
     """CIFAR's binary records: `skipped` bytes, a label, and the red, green and blue planes of 32×32.
 
-    `names` has a pattern for the names of each part's files, which may lie in an archive.
+    `names` has a pattern for the names of each part's files, which may be in an archive.
     """
 
     def decode(part: str, root: Path, files: Sequence[Path], note: Note) -> Decoded:

@@ -161,7 +161,7 @@ def _with_retries(url: str, file: File, part: Path, report: Report, policy: Retr
 
 
 def _write(part: Path, handle: int, content: bytes, left: int | None) -> None:
-    """Append to a part file; `left` is how many bytes are still to come, these included."""
+    """Append to a part file; `left` is the number of remaining bytes, including these."""
     try:
         view = memoryview(content)
         while view:
@@ -173,7 +173,7 @@ def _write(part: Path, handle: int, content: bytes, left: int | None) -> None:
 
 
 def _needed(file: File, root: Path) -> int:
-    """How many bytes of a file are still to come, as far as that is known."""
+    """The number of remaining bytes of a file, as far as it is known."""
     return max(0, (file.bytes or 0) - _size(_part(root / file.path)))
 
 

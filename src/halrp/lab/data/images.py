@@ -36,11 +36,11 @@ class Decoded(NamedTuple):
     labels: NDArray[np.int64]
     """(count,)"""
     classes: tuple[str, ...] | None = None
-    """The classes' names by label, where the files tell them."""
+    """The names of the classes by label, if the files have them."""
 
 
 class LoadedDataSet(NamedTuple):
-    """A data set as it lies on disk."""
+    """A data set as it was read from disk."""
 
     parts: dict[str, Images]
     """By name, such as "train" and "test"."""

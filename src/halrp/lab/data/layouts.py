@@ -1,4 +1,4 @@
-"""How a data set may lie in the data directory: which files each part has, and what decodes them."""
+"""Layouts of a data set in the data directory: the files of each part, and their decoder."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -34,7 +34,7 @@ class Layout:
 
 
 def expanded(pattern: str) -> Iterator[str]:
-    """Give the patterns that `{first,second}` stands for, in order."""
+    """Return the patterns that `{first,second}` stands for, in order."""
     braces = re.search(r"\{([^{}]*)\}", pattern)
     if braces is None:
         yield pattern

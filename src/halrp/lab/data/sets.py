@@ -23,7 +23,7 @@ class DataSet:
     terms: str
     citation: str
     balanced: bool = True
-    """Whether the classes of a part have as many images each, in the published set and so in every subset."""
+    """Whether all classes of a part have the same number of images, in the published set and in every subset."""
     hint: str = ""
     """One more way to get it."""
 
@@ -53,7 +53,7 @@ def _idx(name: str, folder: str, directory: str | None = None) -> Layout:
 
 
 def _shared(name: str, pattern: str, parts: tuple[str, ...], decode: Decoder, shown: str) -> Layout:
-    """A layout whose parts lie in the same files."""
+    """A layout whose parts are in the same files."""
     return Layout(name, dict.fromkeys(parts, (pattern,)), decode, shown)
 
 

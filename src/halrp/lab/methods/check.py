@@ -68,7 +68,7 @@ def check_method(
     """Check a method, or raise `MethodCheckFailed` with all failures.
 
     `make` makes the method of a context, or names one of the registry, with `settings`. Tasks of your own need the
-    `context` of a network that fits them. `device` is where the tiny network lies, by default the CPU.
+    `context` of a network that fits them. `device` is that of the tiny network, by default the CPU.
     """
     name = make if isinstance(make, str) else getattr(make, "__name__", type(make).__name__)
     given = dict(settings or {})
@@ -211,7 +211,7 @@ def _predicting(bench: _Bench) -> Iterator[str]:
 
 
 def _joint(bench: _Bench) -> Iterator[str]:
-    """Joint methods refuse to predict before the last task has come."""
+    """Joint methods refuse to predict before the last task has been learned."""
     yield from bench.notes.get("joint", [])
 
 

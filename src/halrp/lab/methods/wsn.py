@@ -47,7 +47,7 @@ def threshold(magnitudes: Tensor, share: float) -> Tensor:
     """The k-th smallest of n magnitudes, k = 1 + round((1 − share)(n − 1)); a number."""
     k = 1 + round((1 - share) * (magnitudes.numel() - 1))
     if magnitudes.device.type == "cpu" and magnitudes.dtype in (torch.float32, torch.float64):
-        # Any order will do, so memory is read as it lies; several times faster than torch's own.
+        # The order does not matter, so memory is read contiguously; several times faster than torch's own.
         flat = magnitudes.permute(sorted(range(magnitudes.dim()), key=magnitudes.stride, reverse=True)).reshape(-1)
         return torch.from_numpy(np.partition(flat.numpy(), k - 1)[k - 1 : k]).squeeze(0)
     return magnitudes.flatten().kthvalue(k).values

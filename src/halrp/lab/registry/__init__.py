@@ -3,7 +3,7 @@
 The registry names code as "package.module:attribute" and imports it when it is built, so that tables and figures can
 read titles, colours and properties without torch and without any method.
 
-Three kinds of names are accepted wherever a method, a stream or a backbone is asked for:
+Three kinds of names are accepted wherever a method, a stream or a backbone is named:
 
 - a name of this registry: `ewc`;
 - a reference to your own code: `my_module:Mine`, imported with the current folder on the path;

@@ -1,4 +1,4 @@
-"""What an entry of the registry says about a method, a stream or a backbone."""
+"""Entries of the registry: how to build a method, a stream or a backbone, and its properties."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ benchmark is a file with a function and an entry in `halrp.lab.registry`; a func
 "my_module:load".
 
 A different division of the same data is a variant, named after "@". The name of a stream made from incomplete data sets
-ends in "@subset", whether it was asked for with that ending or not, so that its results are never mistaken for those of
+ends in "@subset", whether it was requested with that ending or not, so that its results are not mistaken for those of
 the benchmark.
 """
 

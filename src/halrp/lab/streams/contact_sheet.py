@@ -37,7 +37,7 @@ class _Row(NamedTuple):
     labels: list[str]
     images: list[Tensor | None]
     raw: bool
-    """Whether the images were never normalised, as far as the task says."""
+    """Whether the images are not normalised, by the task's `normal`."""
 
 
 def contact_sheet(

@@ -5,7 +5,7 @@ from halrp.lab.streams.protocol import drawn_orders, published_orders
 
 
 def orders_of(name: str) -> dict[str, list[int]] | None:
-    """The identities of a stream's tasks by the name of each order; None if only the data can tell."""
+    """The identities of a stream's tasks by the name of each order; None if they depend on the data."""
     entry = registry.stream(name)
     if entry.orders is None:
         return None

@@ -3,7 +3,7 @@
 Task 0 is MNIST as it is. The pixels of every further task k are those of task k−1, shuffled once more with the seed
 100·k, so that the permutations build on each other. Images are 1×28×28.
 
-Chosen here, because the source does something else or says nothing: its network takes raw bytes, here pixels are
+Differences from the source, and choices where it has nothing: its network takes raw bytes, here pixels are
 scaled to 0 … 1 and normalised; it has no validation images, here the first tenth of the training images in file order
 validates (of a smaller fraction, the first tenth of the images that the seed draws); it has one order, A, by
 identity, and B … E are the permutations drawn from the seeds 1 … 4.
