@@ -24,6 +24,7 @@ LIBRARY = (
     ("halrp.method",),
     ("halrp.serve",),
     ("halrp.provenance",),
+    ("halrp.committed", "halrp.task_setup"),
     ("halrp.learner", "halrp.parallel"),
     ("halrp.tools",),
 )

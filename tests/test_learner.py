@@ -61,7 +61,7 @@ def test_fine_tuning_trains_scales_factors_and_owned_parameters_and_nothing_else
     base = digest(learner.module(None))
     learner.learn("b", tiny_task(kind, 1))
     (run,) = seen
-    start, plan = run.start, learner._ready.plan
+    start, plan = run.start, learner._committed.ready.plan
     trainable = {id(p) for p in run.net.parameters() if p.requires_grad}
     expected = {id(t) for f in run.factors.values() for t in f.tensors()}
     parameters = plan.parameters
@@ -150,7 +150,9 @@ def test_module_export_and_chunks_agree_with_predict(kind: str) -> None:
         assert not learner.module(task).training
         assert [type(m) for m in exported.modules()] == [type(m) for m in model.modules()]
         storages = {t.untyped_storage().data_ptr() for t in exported.state_dict().values()}
-        shared_storages = {t.untyped_storage().data_ptr() for t in learner._ready.module.state_dict().values()}
+        shared_storages = {
+            t.untyped_storage().data_ptr() for t in learner._committed.ready.module.state_dict().values()
+        }
         shared_storages |= {t.untyped_storage().data_ptr() for d in learner.tasks.values() for t in tensors(d).values()}
         assert not storages & shared_storages
         assert list(exported.state_dict()) == list(model.state_dict())
@@ -226,7 +228,7 @@ def test_every_method_learns_a_later_task(name: str, kind: str) -> None:
     delta = learner.learn("b", (x, y), val=(x, y))
     assert accuracy(learner.predict(x, "b"), y) > 0.6  # chance is 1/3
     assert delta.bytes > 0
-    assert set(delta.recovered) == set(learner._ready.plan.named("adapted"))
+    assert set(delta.recovered) == set(learner._committed.ready.plan.named("adapted"))
 
 
 def test_the_view_is_mean_without_validation_data() -> None:
@@ -295,7 +297,7 @@ def test_a_task_predicts_from_what_its_file_holds(kind: str, precision: Precisio
     assert delta.precision == precision
     assert accuracy(learner.predict(x, "a"), y) > 0.8  # chance is 1/3
     other = Learner(net(kind), recipe=LONG, method=method, base="given")
-    other._tasks["a"] = task_file.load(task_file.write(delta), other._ready, "a")
+    other._committed.tasks = {"a": task_file.load(task_file.write(delta), other._committed.ready, "a")}
     assert torch.equal(other.predict(x, "a"), learner.predict(x, "a"))
     assert task_file.write(other.tasks["a"]) == task_file.write(delta)
 

@@ -114,9 +114,9 @@ def model_state(model: torch.nn.Module) -> list[Any]:
 
 def base_state(learner: Learner) -> list[Any]:
     """All that a task that fails must leave as it was in the learner."""
-    base = learner._body
+    base = learner._committed.body
     tasks = {name: id(delta) for name, delta in learner.tasks.items()}
-    return [learner._base is None, digest(base.module), base.fingerprint, base.module.training, tasks]
+    return [learner._committed.base is None, digest(base.module), base.fingerprint, base.module.training, tasks]
 
 
 class Stop(BaseException):
@@ -173,7 +173,7 @@ def test_an_interrupted_task_leaves_no_trace_and_can_be_learned_again(stage: str
     if stage != "base":
         fresh.learn("a", tiny_task("conv", 0))
     assert same(again, fresh.learn(name, data, val=data))
-    assert digest(learner._ready.module) == digest(fresh._ready.module)
+    assert digest(learner._committed.ready.module) == digest(fresh._committed.ready.module)
 
 
 def test_an_interrupt_while_the_base_is_committed_leaves_no_base(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,12 +188,12 @@ def test_an_interrupt_while_the_base_is_committed_leaves_no_base(monkeypatch: py
         with pytest.raises(KeyboardInterrupt):
             learner.learn("a", tiny_task("mlp", 0))
     assert base_state(learner) == before
-    assert learner._base is None
+    assert learner._committed.base is None
     assert not learner.tasks
     learner.learn("a", tiny_task("mlp", 0))
     fresh = Learner(net("mlp"), recipe=FAST, method=ROOMY)
     fresh.learn("a", tiny_task("mlp", 0))
-    assert digest(learner._ready.module) == digest(fresh._ready.module)
+    assert digest(learner._committed.ready.module) == digest(fresh._committed.ready.module)
 
 
 @pytest.mark.parametrize(

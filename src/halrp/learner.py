@@ -8,36 +8,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from halrp import parallel, seeding
-from halrp._version import __version__
-from halrp.errors import DataError, HeadError, SettingError, TaskError, UnknownTaskError, WrongBaseError
+from halrp.committed import Committed
+from halrp.errors import DataError, HeadError, SettingError, TaskError, WrongBaseError
 from halrp.method.fine_tune import fine_tune
 from halrp.method.importance import measure
 from halrp.method.method import Halrp
-from halrp.method.protocols import Allocator
 from halrp.method.start import low_rank_start
 from halrp.method.task_costs import task_costs
 from halrp.model import views
 from halrp.model.base import Base, check_outputs
 from halrp.model.delta import Delta
-from halrp.model.description import Description
-from halrp.model.inference import normalises_by_batch
 from halrp.model.plan import plan
 from halrp.model.size import Size
-from halrp.provenance import describe, recalled_recipe
-from halrp.serve.predictor import Predictor
-from halrp.store import atomic
+from halrp.provenance import recalled_recipe
 from halrp.store.store import Store
-from halrp.training.batches import Augment, Data, Source, TaskData, prepare, refuse_batch_of_one
-from halrp.training.checkpoint import Checkpoints
+from halrp.task_setup import TaskArguments, TaskSetup
+from halrp.training.batches import Augment, Source
 from halrp.training.loop import Group
 from halrp.training.progress import Notify
 from halrp.training.recipe import Recipe, autocast
@@ -81,19 +75,15 @@ class Learner:
                 f"Halrp(warm_up={self.method.warm_up}); give more epochs"
             )
         channels_last = self.recipe.channels_last and any(isinstance(m, nn.Conv2d) for m in model.modules())
-        self._initial = Base(views.clone(model), plan(model, head), channels_last)
-        self._base = self._initial if base == "given" else None
-        self._tasks: dict[str, Delta] = {}
+        initial = Base(views.clone(model), plan(model, head), channels_last)
+        folder = store if store is None or isinstance(store, Store) else Store(store)
+        self._committed = Committed(initial, base == "given", folder)
         self._scores: dict[str, Mapping[str, Tensor]] = {}
-        self._predictor: Predictor | None = None
-        self._store = store if store is None or isinstance(store, Store) else Store(store)
-        if self._store is not None and self._store.exists():
-            self._restore(self._store)
 
     @property
     def tasks(self) -> Mapping[str, Delta]:
         """What each learned task owns, in the order of learning. Read-only."""
-        return MappingProxyType(self._tasks)
+        return MappingProxyType(self._committed.tasks)
 
     @property
     def scores(self) -> Mapping[str, Mapping[str, Tensor]]:
@@ -106,22 +96,22 @@ class Learner:
     @property
     def head(self) -> str:
         """The name of the head."""
-        return self._body.plan.head
+        return self._committed.body.plan.head
 
     @property
     def base_parameters(self) -> int:
         """The number of parameters of the base, with the head it was trained with."""
-        return self._body.parameter_count
+        return self._committed.body.parameter_count
 
     @property
     def base_size(self) -> Size:
         """Entries and bytes of the base, with its buffers and the head it was trained with."""
-        return self._body.size
+        return self._committed.body.size
 
     @property
     def device(self) -> torch.device:
         """The device of the base; tasks follow it."""
-        return self._body.device
+        return self._committed.body.device
 
     def learn(
         self,
@@ -139,20 +129,10 @@ class Learner:
         decide importance and view. `augment(x, generator)` changes the inputs of every batch that is trained on.
         """
         self._check_name(name)
-        classes = len(class_names) if classes is None and class_names is not None else classes
-        base = self._body
-        with torch.enable_grad(), seeding.isolated(*self._seed_key(name), device=base.device):
-            data, classes = self._prepare(name, "train", train, classes)
-            held_out = None if val is None else self._prepare(name, "val", val, classes)[0]
-            if class_names is not None and len(class_names) != classes:
-                raise TaskError(f"{name}: {len(class_names)} class names for {classes} classes; give one for each")
-            if base.has_batch_norm:
-                refuse_batch_of_one(data, self.recipe.batch, f"{name}: train")
-            if held_out is not None and normalises_by_batch(base.module):
-                refuse_batch_of_one(held_out, self.recipe.batch, f"{name}: val")
-            names = None if class_names is None else tuple(map(str, class_names))
-            run = self._run(name, TaskData(data, held_out, classes, names, augment))
-            return self._learn_base(run) if self._base is None else self._learn_delta(self._base, run)
+        setup, device = self._setup(), self.device
+        with torch.enable_grad(), seeding.isolated(*setup.seed_key(name), device=device):
+            run = setup.prepare(TaskArguments(name, train, val, classes, class_names, augment))
+            return self._learn_delta(setup, run) if setup.is_base else self._learn_base(setup, run)
 
     def learn_many(self, tasks: parallel.TaskArguments, engine: parallel.Engine | None = None) -> dict[str, Delta]:
         """Learn several tasks and commit them in the given order; the workers of an `engine` learn them in parallel.
@@ -164,7 +144,7 @@ class Learner:
         arguments = {name: parallel.arguments_of(name, given) for name, given in tasks.items()}
         for name in arguments:
             self._check_name(name)
-        here = [name for i, name in enumerate(arguments) if engine is None or (i == 0 and self._base is None)]
+        here = [name for i, name in enumerate(arguments) if engine is None or (i == 0 and self._committed.base is None)]
         learned = {name: self.learn(name, **arguments.pop(name)) for name in here}
         if engine is not None and arguments:
             if not self.method.compress.independent:
@@ -175,34 +155,36 @@ class Learner:
             build = partial(
                 Learner, base="given", method=self.method, recipe=self.recipe, seed=self.seed, head=self.head
             )
-            for name, delta in parallel.learn_elsewhere(build, self._ready, arguments, engine):
-                self._commit(self._ready, {**self._tasks, name: delta}, None)
+            base = self._committed.ready
+            for name, delta in parallel.learn_elsewhere(build, base, arguments, engine):
+                self._committed.commit(base, {**self.tasks, name: delta})
                 learned[name] = delta
         return learned
 
     def _check_name(self, name: str) -> None:
         if not isinstance(name, str) or not name:
             raise TaskError(f"a task's name must be a non-empty string, got {name!r}")
-        if name in self._tasks:
+        if name in self.tasks:
             raise TaskError(f"task {name!r} is already learned and never changes; choose another name")
 
-    def _learn_base(self, run: TaskRun) -> Delta:
+    def _learn_base(self, setup: TaskSetup, run: TaskRun) -> Delta:
         """Train the model freely on the first task; the result is the base."""
-        plan = self._initial.plan
-        net = self._new_net(self._initial, run)
+        initial, plan = setup.body, setup.body.plan
+        net = self._new_net(initial, run)
         adapted = plan.named("adapted")
         weights = [parameter for n, parameter in net.named_parameters() if n in adapted]
         others = [p for n, p in net.named_parameters() if n not in adapted and p.requires_grad]
         groups = [Group(weights, l2=self.method.base_l2), Group(others)]
         run.training("base", net, groups, self.recipe.epochs).run()
-        base = Base(net, plan, self._initial.channels_last)
-        delta = Delta.pack(self._description(run), base.layout, {}, {})
-        self._commit(base, {run.task: delta}, run.checkpoints)
+        base = Base(net, plan, initial.channels_last)
+        delta = Delta.pack(setup.description(run), base.layout, {}, {})
+        self._committed.commit(base, {run.task: delta})
+        run.finish()
         return delta
 
-    def _learn_delta(self, base: Base, run: TaskRun) -> Delta:
+    def _learn_delta(self, setup: TaskSetup, run: TaskRun) -> Delta:
         """Algorithm 1: from a task's data to a committed delta on the base."""
-        method, data, name = self.method, run.data, run.task
+        base, method, data, name = setup.body, setup.method, run.data, run.task
         # Warm up: train a copy of the base freely, to see where the task wants to go.
         net = self._new_net(base, run)
         everything = Group([parameter for parameter in net.parameters() if parameter.requires_grad])
@@ -224,7 +206,7 @@ class Learner:
                 sensitivity,
                 method,
                 {n: view if kernel else "full" for n, kernel in kernels.items()},
-                task_costs(base.layout, owned, partial(self._description, run, view), method.precision),
+                task_costs(base.layout, owned, partial(setup.description, run, view), method.precision),
                 base_size,
                 seeding.generator(*run.seed_key, "truncate", view),
             )
@@ -233,14 +215,15 @@ class Learner:
         # Fine-tune what the task owns.
         tuned = fine_tune(base, method, starts, owned, run)
         # Check, compress and commit.
-        description = self._description(run, tuned.view)
+        description = setup.description(run, tuned.view)
         delta = Delta.pack(description, base.layout, tuned.factors, tuned.owned, tuned.start.recovered)
         late = sorted(tuned.owned.keys() - owned.keys() - tuned.start.dense.keys())
         method.allocate.check(Size(delta.parameters, delta.bytes), base_size, late)
-        tasks = self._compressed({**self._tasks, name: delta}, name, base.parameter_count)
-        self._commit(base, tasks, run.checkpoints)
+        tasks = self._compressed({**self.tasks, name: delta}, name, base.parameter_count)
+        self._committed.commit(base, tasks)
+        run.finish()
         self._scores[name] = tuned.start.scores
-        return self._tasks[name]
+        return self.tasks[name]
 
     def predict(self, x: Tensor, task: str | Sequence[str | None] | None, batch: int = 512) -> Tensor:
         """Logits of a task, in evaluation mode and without gradient; `None` is the base's own task.
@@ -251,23 +234,23 @@ class Learner:
         """
         if x.shape[0] == 0:
             raise DataError("predict: x has no rows; pass at least one example")
-        x = self._body.prepare_inputs(x)
+        x = self._committed.body.prepare_inputs(x)
         with torch.no_grad(), autocast(self.recipe.autocast, self.device):
             if task is None or isinstance(task, str):
-                return self._predicting.predict(x, task, batch)
-            return self._predicting.predict_mixed(x, task, batch)
+                return self._committed.predictor.predict(x, task, batch)
+            return self._committed.predictor.predict_mixed(x, task, batch)
 
     def module(self, task: str | None) -> nn.Module:
         """A task as an `nn.Module` in evaluation mode that shares the base's tensors. Do not train it."""
-        return self._ready.view(self._predicting.delta(task))
+        return self._committed.ready.view(self._committed.predictor.delta(task))
 
     def export(self, task: str | None) -> nn.Module:
         """A task as a plain module of the model's own classes, with merged weights, that shares nothing."""
-        return self._ready.merged(self._predicting.delta(task))
+        return self._committed.ready.merged(self._committed.predictor.delta(task))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the base and every task to a store; what is already there and equal is left as it is."""
-        Store(folder).commit(self._ready, list(self._tasks.values()))
+        Store(folder).commit(self._committed.ready, list(self.tasks.values()))
 
     @staticmethod
     def load(
@@ -290,75 +273,17 @@ class Learner:
             learner = Learner(model, head=head, method=method, recipe=recipe, seed=seed, progress=progress)
         except HeadError as error:
             raise WrongBaseError(f"the store {folder} was made with another model: {error}") from error
-        learner._restore(store)
+        learner._committed.restore(store)
         if recipe is None and learner.tasks:
             learner.recipe = recalled_recipe(list(learner.tasks.values())[-1].provenance)
         return learner
 
     # ---- helpers of the steps above ------------------------------------------------------------------------------
 
-    @property
-    def _body(self) -> Base:
-        """The base, or what will become it."""
-        return self._initial if self._base is None else self._base
-
-    @property
-    def _ready(self) -> Base:
-        if self._base is None:
-            raise UnknownTaskError("there is no base yet: learn a first task, or use Learner(..., base='given')")
-        return self._base
-
-    @property
-    def _predicting(self) -> Predictor:
-        if self._predictor is None:
-            self._predictor = Predictor(self._ready, self._tasks)
-        return self._predictor
-
-    def _seed_key(self, name: str) -> tuple[object, ...]:
-        """What every random draw of a task is a function of."""
-        return self.seed, None if self._base is None else self._base.fingerprint, name
-
-    def _run(self, name: str, data: TaskData) -> TaskRun:
-        """What a task is learned with; its checkpoints are those of the same base, data, method and recipe."""
-        seed_key = self._seed_key(name)
-        run = TaskRun(name, data, self.recipe, seed_key, self.progress)
-        if self._store is None:
-            return run
-        val = None if data.val is None or self._base is None else data.val.identity()
-        settings = self._provenance(data)
-        parts = (*seed_key, self._body.fingerprint, data.classes, data.train.identity(), val, settings)
-        key = atomic.checksum(repr(parts).encode())
-        return replace(run, checkpoints=Checkpoints(self._store.work_folder(name), key, self._store.checkpoint_every))
-
-    def _provenance(self, data: TaskData) -> dict[str, Any]:
-        settings = {"halrp": __version__, "method": describe(self.method), "recipe": describe(self.recipe)}
-        return settings | {"seed": self.seed} | ({} if data.augment is None else {"augment": describe(data.augment)})
-
-    def _description(self, run: TaskRun, view: str = "", allocate: Allocator | None = None) -> Description:
-        """All of a task that is not a tensor: a delta in a view, or the base's own task; `allocate` if not ours."""
-        method = self.method if allocate is None else replace(self.method, allocate=allocate)
-        autocast = self.recipe.autocast
-        return Description(
-            task=run.task,
-            classes=run.data.classes,
-            class_names=run.data.class_names,
-            view=view,
-            precision=method.precision if view else "float32",
-            autocast=None if autocast is None else str(autocast).removeprefix("torch."),
-            provenance=self._provenance(run.data) | {"method": describe(method)},
-        )
-
-    def _prepare(self, name: str, part: str, source: Source, classes: int | None) -> tuple[Data, int]:
-        return prepare(
-            source,
-            name=f"{name}: {part}",
-            device=self.device,
-            batch=self.recipe.batch,
-            classes=classes,
-            shuffle=self.recipe.shuffle,
-            channels_last=self._body.channels_last,
-            drop_last=self.recipe.drop_last and part == "train",
-        )
+    def _setup(self) -> TaskSetup:
+        committed = self._committed
+        is_base = committed.base is not None
+        return TaskSetup(self.method, self.recipe, self.seed, committed.body, is_base, self.progress, committed.store)
 
     def _new_net(self, base: Base, run: TaskRun) -> nn.Module:
         classes = run.data.classes
@@ -377,22 +302,3 @@ class Learner:
                 f"({', '.join(map(repr, changed)) or 'none did'}) only if its changes_committed is True"
             )
         return after
-
-    def _commit(self, base: Base, tasks: dict[str, Delta], checkpoints: Checkpoints | None) -> None:
-        """Make tasks immutable: in the store first, if there is one, then here, all at once."""
-        changed = [delta for name, delta in tasks.items() if self._tasks.get(name) is not delta]
-        if self._store is not None:
-            self._store.commit(base, changed, known=self._tasks)
-        self._base, self._tasks, self._predictor = base, tasks, Predictor(base, tasks, self._predictor)
-        if checkpoints is not None:
-            checkpoints.clear()
-
-    def _restore(self, store: Store) -> None:
-        """Take over a store's base and tasks; nothing changes if it cannot be read."""
-        base = store.read_base(self._initial)
-        if self._base is not None and base.fingerprint != self._base.fingerprint:
-            raise WrongBaseError(
-                f"the store {store.folder} was made on a base with fingerprint {base.fingerprint[:12]}…, the given "
-                f"model has {self._base.fingerprint[:12]}…; pass the model it was made with, or another folder"
-            )
-        self._base, self._tasks, self._predictor = base, store.read_all(base), None

@@ -212,7 +212,7 @@ def test_tasks_are_learned_predicted_and_exported_through_a_users_rule() -> None
     expected = torch.where((torch.arange(24) % 2 == 1)[:, None], logits, learner.predict(x, "base"))
     for _ in range(2):  # the first call compares with the tasks' own modules
         torch.testing.assert_close(learner.predict(x, both), expected, rtol=1e-5, atol=1e-6)
-    assert cast(Any, learner)._predictor._mixed.one_pass
+    assert cast(Any, learner)._committed.predictor._mixed.one_pass
 
 
 def test_a_subclass_of_a_registered_layer_is_planned_alike_and_merged() -> None:

@@ -38,7 +38,7 @@ ROOMY = Halrp.budget(growth_per_task=0.9)
 
 def of(learner: Learner) -> tuple[nn.Module, Plan, list[Delta]]:
     """The base, the plan and the tasks of a learner; the first stands for the base's own task."""
-    base = cast(Any, learner)._base
+    base = cast(Any, learner)._committed.base
     return base.module, base.plan, [base.task, *learner.tasks.values()]
 
 

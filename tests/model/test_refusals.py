@@ -60,8 +60,14 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 def state(learner: Learner) -> list[Any]:
     tasks = [(name, id(delta)) for name, delta in learner.tasks.items()]
-    base = learner._body
-    return [tasks, learner._base is None, digest(base.module), base.fingerprint, torch.get_rng_state().tolist()]
+    base = learner._committed.body
+    return [
+        tasks,
+        learner._committed.base is None,
+        digest(base.module),
+        base.fingerprint,
+        torch.get_rng_state().tolist(),
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -149,11 +149,11 @@ def copy(example: tuple[Path, Learner], tmp_path: Path) -> Iterator[Path]:
 
 def restored(folder: Path, learner: Learner) -> bool:
     """Whether a learner can take over a store; if not, it is as it was."""
-    base, tasks = learner._base, dict(learner.tasks)
+    base, tasks = learner._committed.base, dict(learner.tasks)
     try:
-        learner._restore(Store(folder))
+        learner._committed.restore(Store(folder))
     except StoreError:
-        assert learner._base is base
+        assert learner._committed.base is base
         assert dict(learner.tasks) == tasks
         return False
     return True
@@ -266,4 +266,4 @@ def test_a_base_task_with_other_classes_is_refused(example: tuple[Path, Learner]
     _, learner = example
     delta: Delta = learner.tasks["t0"]
     with pytest.raises(DamagedError, match="not those of the base's head"):
-        task_file.check(dataclasses.replace(delta, classes=delta.classes + 1), learner._ready, "file")
+        task_file.check(dataclasses.replace(delta, classes=delta.classes + 1), learner._committed.ready, "file")

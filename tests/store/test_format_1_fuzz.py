@@ -46,7 +46,7 @@ FILES = contents()
 @pytest.fixture(scope="module")
 def base() -> Base:
     """The base of the files."""
-    return Learner.load(STORE, ConvNet())._ready
+    return Learner.load(STORE, ConvNet())._committed.ready
 
 
 def split(content: bytes) -> tuple[dict[str, Any], dict[str, Any], bytes]:

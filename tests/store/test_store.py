@@ -142,7 +142,7 @@ def test_unusual_models_come_back(dtype: torch.dtype, tmp_path: Path) -> None:
         for key, tensor in delta.plain.items():
             assert loaded.tasks[name].plain[key].stride() == tensor.stride(), key
             assert loaded.tasks[name].plain[key].data_ptr() % 64 == 0, key
-    assert all(t.data_ptr() % 64 == 0 for t in loaded._ready.tensors.values())
+    assert all(t.data_ptr() % 64 == 0 for t in loaded._committed.ready.tensors.values())
 
 
 class MixedTypes(nn.Module):
@@ -197,7 +197,7 @@ def test_a_loaded_learner_shares_no_memory_with_the_model(tmp_path: Path) -> Non
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    loaded._predictor = None
+    loaded._committed._predictor = None
     assert torch.equal(loaded.predict(x, "t0"), before)
 
 
@@ -251,15 +251,15 @@ def test_two_learners_that_commit_in_turn_keep_each_others_tasks(tmp_path: Path)
 def test_a_task_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
     first, second = (learned("mlp", tasks=0, base="given") for _ in range(2))
     store = Store(tmp_path)
-    store.commit(first._ready, [first.learn("a", tiny_task("mlp", 0))], known={})
+    store.commit(first._committed.ready, [first.learn("a", tiny_task("mlp", 0))], known={})
     before = snapshot(tmp_path)
     other = second.learn("a", tiny_task("mlp", 1))
     with pytest.raises(ConflictError, match="already holds another task 'a'"):
-        store.commit(second._ready, [other], known={})
+        store.commit(second._committed.ready, [other], known={})
     assert snapshot(tmp_path) == before
-    store.commit(first._ready, [first.tasks["a"]], known={})  # the same task again is no conflict
+    store.commit(first._committed.ready, [first.tasks["a"]], known={})  # the same task again is no conflict
     assert snapshot(tmp_path) == before
-    store.commit(second._ready, [other], known=first.tasks)  # whoever knows what is there may replace it
+    store.commit(second._committed.ready, [other], known=first.tasks)  # whoever knows what is there may replace it
     assert store.manifest().tasks["a"].bytes == len(task_file.write(other))
 
 
@@ -364,7 +364,7 @@ def test_a_second_learner_that_trains_its_own_base_into_a_store_is_refused_and_u
 def test_an_unknown_task_is_named_with_those_that_are_there(tmp_path: Path) -> None:
     learner = learned("mlp", store=tmp_path)
     with pytest.raises(UnknownTaskError, match=r"no task 'birds'; it has: t0, t1, t2"):
-        Store(tmp_path).read("birds", learner._ready)
+        Store(tmp_path).read("birds", learner._committed.ready)
 
 
 def test_a_task_under_another_tasks_name_is_refused(tmp_path: Path) -> None:
@@ -373,7 +373,7 @@ def test_a_task_under_another_tasks_name_is_refused(tmp_path: Path) -> None:
     tasks = {**manifest.tasks, "t1": manifest.tasks["t2"]}
     (tmp_path / "manifest.json").write_bytes(dataclasses.replace(manifest, tasks=tasks).to_bytes())
     with pytest.raises(DamagedError, match="holds the task 't2', not 't1'"):
-        Store(tmp_path).read("t1", learner._ready)
+        Store(tmp_path).read("t1", learner._committed.ready)
 
 
 def test_a_folder_without_a_store_is_said_to_be_one(tmp_path: Path) -> None:
@@ -401,7 +401,7 @@ def test_nothing_is_committed_that_could_not_be_read(tmp_path: Path) -> None:
     good = learner.tasks["t1"]
     bad = dataclasses.replace(good, task="bad", plain={n: torch.full_like(t, torch.inf) for n, t in good.plain.items()})
     with pytest.raises(DamagedError, match="holds NaN or infinity"):
-        Store(tmp_path).commit(learner._ready, [bad])
+        Store(tmp_path).commit(learner._committed.ready, [bad])
     assert snapshot(tmp_path) == before
 
 
@@ -479,7 +479,7 @@ def test_errors_of_a_store_do_not_pretend_to_be_of_the_model() -> None:
 def test_a_delta_is_the_same_in_bytes_after_it_is_read(tmp_path: Path) -> None:
     learner = learned("gru", store=tmp_path, method=OFFICIAL)
     for name, delta in learner.tasks.items():
-        again: Delta = Store(tmp_path).read(name, learner._ready)
+        again: Delta = Store(tmp_path).read(name, learner._committed.ready)
         assert task_file.write(again) == task_file.write(delta)
         assert again.roles == delta.roles
         assert (again.parameters, again.paper_count()) == (delta.parameters, delta.paper_count())

@@ -158,7 +158,7 @@ def test_a_fault_at_any_step_leaves_the_old_state_or_the_new_one_and_the_next_tr
         code = list(REASONS)[number % 3]
         shutil.copytree(before, folder / "store")
         learner = opened(folder / "store", method)
-        tasks, base = dict(learner.tasks), learner._base
+        tasks, base = dict(learner.tasks), learner._committed.base
         logits = {name: learner.predict(x, name) for name in tasks}
         with monkeypatch.context() as patch:
             faulty(patch, step, number, code)
@@ -169,7 +169,7 @@ def test_a_fault_at_any_step_leaves_the_old_state_or_the_new_one_and_the_next_tr
             assert str(folder) in str(error)
             assert REASONS[code] in str(error)
             assert dict(learner.tasks) == tasks
-            assert learner._base is base
+            assert learner._committed.base is base
             assert all(torch.equal(learner.predict(x, name), logits[name]) for name in tasks)
             assert readable(folder / "store", before), f"{step} {number} of {calls}"
         if number not in survived:

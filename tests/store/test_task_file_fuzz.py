@@ -41,8 +41,8 @@ Edit: TypeAlias = Callable[[dict[str, Any], dict[str, Any], bytearray], None]
 
 def test_a_task_file_with_changed_bytes_is_refused_or_sound(example: tuple[Path, Learner]) -> None:
     folder, learner = example
-    assert all(survives(content, learner._ready) for content in contents(folder))
-    accepted = fuzz_task_files(contents(folder), learner._ready, 300, seed=1)
+    assert all(survives(content, learner._committed.ready) for content in contents(folder))
+    accepted = fuzz_task_files(contents(folder), learner._committed.ready, 300, seed=1)
     assert accepted < 150
 
 
@@ -50,7 +50,7 @@ def test_a_task_file_with_changed_bytes_is_refused_or_sound(example: tuple[Path,
 @pytest.mark.parametrize("seed", range(2, 6))
 def test_very_many_changes_of_a_task_file_are_refused_or_sound(seed: int, example: tuple[Path, Learner]) -> None:
     folder, learner = example
-    fuzz_task_files(contents(folder), learner._ready, 3000, seed)
+    fuzz_task_files(contents(folder), learner._committed.ready, 3000, seed)
 
 
 @given(st.binary(max_size=200))
@@ -94,7 +94,7 @@ def test_a_fact_of_any_other_type_is_refused_or_sound(
         facts[first] = {**facts.get(first, {}), rest: value}
     else:
         facts[first] = value
-    survives(joined(header, facts, data), learner._ready)
+    survives(joined(header, facts, data), learner._committed.ready)
 
 
 # ---- changes of meaning -------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def test_a_task_file_that_lies_is_refused_for_what_it_holds(case: str, example: 
     folder, learner = example
     _, kind, words = HOSTILE[case]
     with pytest.raises(StoreError) as caught:
-        task_file.load(edited(contents(folder)[-1], case), learner._ready, "the file")
+        task_file.load(edited(contents(folder)[-1], case), learner._committed.ready, "the file")
     assert type(caught.value) is kind
     assert words in str(caught.value)
     assert str(caught.value).startswith("the file")
@@ -254,7 +254,7 @@ def test_numbers_that_are_not_finite_are_refused(part: str, value: float, exampl
             tried += 1
             content = task_file.write(dataclasses.replace(delta, **changes))
             with pytest.raises(DamagedError, match=r"NaN or infinity|not finite"):
-                task_file.load(content, learner._ready, "file")
+                task_file.load(content, learner._committed.ready, "file")
     assert tried or part == "dense"
 
 
@@ -269,7 +269,7 @@ def test_a_mask_must_mark_as_many_entries_as_there_are(example: tuple[Path, Lear
         matrix = dataclasses.replace(delta.coded[key], parts={**delta.coded[key].parts, "mask": mask})
         content = task_file.write(dataclasses.replace(delta, coded={**delta.coded, key: matrix}))
         with pytest.raises(DamagedError, match="numbers of type BF16"):
-            task_file.load(content, learner._ready, "file")
+            task_file.load(content, learner._committed.ready, "file")
 
 
 def test_a_probe_and_statistics_come_back(example: tuple[Path, Learner]) -> None:
@@ -284,7 +284,7 @@ def test_a_probe_and_statistics_come_back(example: tuple[Path, Learner]) -> None
     )
     content = task_file.write(delta)
     assert delta.bytes == len(content)
-    read = task_file.load(content, learner._ready, "file")
+    read = task_file.load(content, learner._committed.ready, "file")
     assert task_file.write(read) == content
     assert torch.equal(read.statistics["mean"], torch.arange(5.0))
     assert read.statistics["count"].item() == 7
@@ -318,7 +318,9 @@ def test_a_file_that_names_a_tensor_twice_is_refused(example: tuple[Path, Learne
     for other in (entry, '{"dtype":"F32","shape":[3],"data_offsets":[0,12]}'):
         twice = head[:-1] + f',"recovered":{other}}}'.encode()
         with pytest.raises(DamagedError):
-            task_file.load(struct.pack("<Q", len(twice)) + twice + content[8 + length :], example[1]._ready, "file")
+            task_file.load(
+                struct.pack("<Q", len(twice)) + twice + content[8 + length :], example[1]._committed.ready, "file"
+            )
 
 
 # ---- memory -----------------------------------------------------------------------------------------------------
@@ -332,7 +334,7 @@ def test_a_claim_of_2_to_the_39_entries_costs_no_memory(case: str, example: tupl
     tracemalloc.start()
     try:
         with pytest.raises(StoreError):
-            task_file.load(content, learner._ready, "file")
+            task_file.load(content, learner._committed.ready, "file")
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -364,7 +366,7 @@ def test_foreign_bytes_are_no_layout(content: bytes) -> None:
 
 
 def test_a_layout_with_any_changed_byte_is_refused_or_another_layout(example: tuple[Path, Learner]) -> None:
-    layout = example[1]._ready.layout
+    layout = example[1]._committed.ready.layout
     assert Layout.parse(layout.content, "file") == layout
     random = Random(9)
     for _ in range(300):

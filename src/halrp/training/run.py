@@ -38,3 +38,8 @@ class TaskRun:
             self.notify,
             self.checkpoints,
         )
+
+    def finish(self) -> None:
+        """Remove the checkpoints of a task that is committed."""
+        if self.checkpoints is not None:
+            self.checkpoints.clear()

@@ -1,0 +1,113 @@
+"""From what a user passes to `Learner.learn` to a task that can be trained: data, checks, seeds and checkpoints.
+
+Everything that can be refused before training is refused here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from halrp._version import __version__
+from halrp.errors import TaskError
+from halrp.method.method import Halrp
+from halrp.method.protocols import Allocator
+from halrp.model.base import Base
+from halrp.model.description import Description
+from halrp.model.inference import normalises_by_batch
+from halrp.provenance import describe
+from halrp.store import atomic
+from halrp.store.store import Store
+from halrp.training.batches import Augment, Data, Source, TaskData, prepare, refuse_batch_of_one
+from halrp.training.checkpoint import Checkpoints
+from halrp.training.progress import Notify
+from halrp.training.recipe import Recipe
+from halrp.training.run import TaskRun
+
+
+@dataclass(frozen=True)
+class TaskArguments:
+    """What a user passes for one task; see `Learner.learn`."""
+
+    name: str
+    train: Source
+    val: Source | None = None
+    classes: int | None = None
+    class_names: Sequence[str] | None = None
+    augment: Augment | None = None
+
+
+@dataclass(frozen=True)
+class TaskSetup:
+    """The settings with which a learner learns a task, and the body it learns it on."""
+
+    method: Halrp
+    recipe: Recipe
+    seed: int
+    body: Base
+    """The base, or what will become it."""
+    is_base: bool
+    """Whether the body is the base, so that the task becomes a delta."""
+    progress: Notify | None = None
+    store: Store | None = None
+
+    def seed_key(self, name: str) -> tuple[object, ...]:
+        """What every random draw of a task is a function of."""
+        return self.seed, self.body.fingerprint if self.is_base else None, name
+
+    def prepare(self, arguments: TaskArguments) -> TaskRun:
+        """Check a task's data and make it uniform; its checkpoints are those of the same base, data and settings."""
+        data = self._data(arguments)
+        run = TaskRun(arguments.name, data, self.recipe, self.seed_key(arguments.name), self.progress)
+        if self.store is None:
+            return run
+        val = data.val.identity() if data.val is not None and self.is_base else None
+        settings = self.provenance(data)
+        parts = (*run.seed_key, self.body.fingerprint, data.classes, data.train.identity(), val, settings)
+        key = atomic.checksum(repr(parts).encode())
+        return replace(run, checkpoints=Checkpoints(self.store.work_folder(run.task), key, self.store.checkpoint_every))
+
+    def description(self, run: TaskRun, view: str = "", allocate: Allocator | None = None) -> Description:
+        """All of a task that is not a tensor: a delta in a view, or the base's own task; `allocate` if not ours."""
+        method = self.method if allocate is None else replace(self.method, allocate=allocate)
+        autocast = self.recipe.autocast
+        return Description(
+            task=run.task,
+            classes=run.data.classes,
+            class_names=run.data.class_names,
+            view=view,
+            precision=method.precision if view else "float32",
+            autocast=None if autocast is None else str(autocast).removeprefix("torch."),
+            provenance=self.provenance(run.data) | {"method": describe(method)},
+        )
+
+    def provenance(self, data: TaskData) -> dict[str, Any]:
+        """How a task is learned."""
+        settings = {"halrp": __version__, "method": describe(self.method), "recipe": describe(self.recipe)}
+        return settings | {"seed": self.seed} | ({} if data.augment is None else {"augment": describe(data.augment)})
+
+    def _data(self, arguments: TaskArguments) -> TaskData:
+        name, names, classes = arguments.name, arguments.class_names, arguments.classes
+        classes = len(names) if classes is None and names is not None else classes
+        train, classes = self._prepared(name, "train", arguments.train, classes)
+        val = None if arguments.val is None else self._prepared(name, "val", arguments.val, classes)[0]
+        if names is not None and len(names) != classes:
+            raise TaskError(f"{name}: {len(names)} class names for {classes} classes; give one for each")
+        if self.body.has_batch_norm:
+            refuse_batch_of_one(train, self.recipe.batch, f"{name}: train")
+        if val is not None and normalises_by_batch(self.body.module):
+            refuse_batch_of_one(val, self.recipe.batch, f"{name}: val")
+        return TaskData(train, val, classes, None if names is None else tuple(map(str, names)), arguments.augment)
+
+    def _prepared(self, name: str, part: str, source: Source, classes: int | None) -> tuple[Data, int]:
+        return prepare(
+            source,
+            name=f"{name}: {part}",
+            device=self.body.device,
+            batch=self.recipe.batch,
+            classes=classes,
+            shuffle=self.recipe.shuffle,
+            channels_last=self.body.channels_last,
+            drop_last=self.recipe.drop_last and part == "train",
+        )
