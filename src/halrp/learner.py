@@ -128,11 +128,12 @@ class Learner:
         defaults to the number of class names, or else to the largest label plus one. Validation data, if given,
         decide importance and view. `augment(x, generator)` changes the inputs of every batch that is trained on.
         """
-        self._check_name(name)
-        setup, device = self._setup(), self.device
-        with torch.enable_grad(), seeding.isolated(*setup.seed_key(name), device=device):
-            run = setup.prepare(TaskArguments(name, train, val, classes, class_names, augment))
-            return self._learn_delta(setup, run) if setup.is_base else self._learn_base(setup, run)
+        with seeding.exclusive():  # tasks that threads learn at once are learned in turn
+            self._check_name(name)
+            setup, device = self._setup(), self.device
+            with torch.enable_grad(), seeding.isolated(*setup.seed_key(name), device=device):
+                run = setup.prepare(TaskArguments(name, train, val, classes, class_names, augment))
+                return self._learn_delta(setup, run) if setup.is_base else self._learn_base(setup, run)
 
     def learn_many(self, tasks: parallel.TaskArguments, engine: parallel.Engine | None = None) -> dict[str, Delta]:
         """Learn several tasks and commit them in the given order; the workers of an `engine` learn them in parallel.
@@ -140,6 +141,7 @@ class Learner:
         `tasks` gives by name what `learn` takes: `{"birds": ((x, y), (xv, yv)), …}`. An engine has `submit`, as the
         executors of `concurrent.futures` and Dask's clients do. Deltas are bit-identical to those of learning one by
         one. The first task is learned here if there is no base. When a task fails, those before it stay committed.
+        Engines of processes are faster; threads of one process learn in turn, since they share its random generators.
         """
         arguments = {name: parallel.arguments_of(name, given) for name, given in tasks.items()}
         for name in arguments:
@@ -157,7 +159,8 @@ class Learner:
             )
             base = self._committed.ready
             for name, delta in parallel.learn_elsewhere(build, base, arguments, engine):
-                self._committed.commit(base, {**self.tasks, name: delta})
+                with seeding.exclusive():
+                    self._committed.commit(base, {**self.tasks, name: delta})
                 learned[name] = delta
         return learned
 

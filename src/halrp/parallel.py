@@ -4,6 +4,9 @@ A task depends on the base and on its own data and on nothing else, so later tas
 and are sent back as the bytes of their files. An engine is anything with `submit(function, *arguments)` that returns
 something with `result()`: an executor of `concurrent.futures`, a Dask client, or your own class. Its workers need this
 library; the engine sends them the model with the base's weights, and the task's data.
+
+Threads give the same bits and save no time: dropout and the like draw from generators that a process has once, so its
+threads learn in turn (`seeding.exclusive`). Use processes.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from halrp.errors import TaskError
+from halrp import seeding
+from halrp.errors import SettingError, TaskError
 from halrp.model import views
 from halrp.model.base import Base
 from halrp.model.delta import Delta
@@ -65,6 +69,11 @@ def learn_elsewhere(
 
     `build(model)` makes a learner whose given base is the model; an engine must be able to send it to a worker.
     """
+    if seeding.is_exclusive():
+        raise SettingError(
+            "learn_many(engine=...) inside a progress callback would wait for threads that wait for the callback to "
+            "end; call it after learn, or leave the engine out"
+        )
     model, threads = views.clone(base.module), torch.get_num_threads()
     for name, parameter in model.named_parameters():  # so that a worker makes the same plan
         parameter.requires_grad_(base.plan.parameters[name].kind != "shared")
@@ -89,7 +98,7 @@ def learn_in_worker(
     arguments: Mapping[str, Any],
 ) -> bytes:
     """Learn one task on a given base, and return the bytes of its file; a worker runs this."""
-    with _threads(threads):  # sums of floats depend on the number of threads that share them
+    with seeding.exclusive(), _threads(threads):  # sums of floats depend on the number of threads that share them
         return task_file.write(build(model).learn(name, **arguments))
 
 

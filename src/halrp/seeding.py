@@ -3,13 +3,16 @@
 Every random draw in the library takes its seed from `(seed, base fingerprint, task name, stage, epoch)`. What ran
 before, in which order, in which process, leaves no trace, so a task learned alone equals the same task learned
 tenth. Code that can only draw from the global generator (dropout, default initialisers, a user's `DataLoader`) runs
-inside `isolated`, which restores the global state afterwards.
+inside `isolated`, which restores the global state afterwards. A process has one set of global generators, so one thread
+at a time is inside; the others wait.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import random
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -35,14 +38,50 @@ def generator(*parts: object) -> torch.Generator:
     return torch.Generator().manual_seed(seed_of(*parts))
 
 
+class _Turn:
+    """Whose turn it is to use what a process has once; a thread that has the turn may take it again."""
+
+    def __init__(self) -> None:
+        self.lock, self.holder = threading.RLock(), 0
+        if hasattr(os, "register_at_fork"):  # the thread that has the turn does not exist in a forked process
+            os.register_at_fork(after_in_child=self._free)
+
+    def _free(self) -> None:
+        self.lock, self.holder = threading.RLock(), 0
+
+
+_TURN = _Turn()
+
+
+@contextmanager
+def exclusive() -> Iterator[None]:
+    """Run a block while no other thread is in one: for what a process has once, as generators and thread counts."""
+    with _TURN.lock:
+        before, _TURN.holder = _TURN.holder, threading.get_ident()
+        try:
+            yield
+        finally:
+            _TURN.holder = before
+
+
+def is_exclusive() -> bool:
+    """Whether this thread is in an `exclusive` block, so that waiting for another thread to enter one never ends."""
+    return _TURN.holder == threading.get_ident()
+
+
 @contextmanager
 def isolated(*parts: object, device: torch.device) -> Iterator[None]:
     """Run a block on the global generators of the CPU and of `device`, seeded by `parts`, and restore their states.
 
     `torch.manual_seed` would also seed every other device, whose states nobody restores. Python's and numpy's
-    generators are treated alike, for augmentations that draw from them.
+    generators are treated alike, for augmentations that draw from them. Other threads wait until the block ends.
     """
-    seed = seed_of(*parts)
+    with exclusive(), _seeded(seed_of(*parts), device):
+        yield
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.default_generator.manual_seed(seed)
