@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from halrp import Halrp, Learner, Progress, Recipe, seeding
