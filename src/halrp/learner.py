@@ -28,9 +28,9 @@ from halrp.model.base import Base, check_outputs
 from halrp.model.delta import Delta
 from halrp.model.plan import plan
 from halrp.model.size import Size
-from halrp.provenance import recalled_recipe
+from halrp.provenance import recalled_settings
 from halrp.store.store import Store
-from halrp.task_setup import TaskArguments, TaskSetup
+from halrp.task_setup import TaskArguments, TaskSetup, check_epochs
 from halrp.training.batches import Augment, Source
 from halrp.training.loop import Group
 from halrp.training.progress import Notify
@@ -65,20 +65,27 @@ class Learner:
         """
         if base not in ("first", "given"):
             raise SettingError(f"Learner(base={base!r}) is unknown; choose 'first' or 'given'")
-        self.method = Halrp.budget() if method is None else method
+        self._method: Halrp | SettingError = Halrp.budget() if method is None else method
         self.recipe = Recipe() if recipe is None else recipe
         self.seed = seed
         self.progress = progress
-        if self.recipe.epochs <= self.method.warm_up:
-            raise SettingError(
-                f"Recipe(epochs={self.recipe.epochs}) leaves nothing to fine-tune after "
-                f"Halrp(warm_up={self.method.warm_up}); give more epochs"
-            )
+        check_epochs(self.method, self.recipe)
         channels_last = self.recipe.channels_last and any(isinstance(m, nn.Conv2d) for m in model.modules())
         initial = Base(views.clone(model), plan(model, head), channels_last)
         folder = store if store is None or isinstance(store, Store) else Store(store)
         self._committed = Committed(initial, base == "given", folder)
         self._scores: dict[str, Mapping[str, Tensor]] = {}
+
+    @property
+    def method(self) -> Halrp:
+        """How tasks become deltas; a `SettingError` if a store was loaded whose method cannot be recalled."""
+        if isinstance(self._method, SettingError):
+            raise SettingError(f"{self._method}; pass Learner.load(..., method=...)") from self._method
+        return self._method
+
+    @method.setter
+    def method(self, method: Halrp) -> None:
+        self._method = method
 
     @property
     def tasks(self) -> Mapping[str, Delta]:
@@ -262,23 +269,24 @@ class Learner:
         *,
         method: Halrp | None = None,
         recipe: Recipe | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         progress: Notify | None = None,
     ) -> Learner:
         """Read a store's base and tasks into a learner.
 
-        `model` gives the architecture; its weights do not matter. Without a `recipe` the one that the newest task was
-        learned with is used, since its precision of forward passes belongs to the task's predictions.
+        `model` gives the architecture; its weights do not matter. Method, recipe and seed that are not given are those
+        that the newest task was learned with. A method with choices from outside this library cannot be recalled; then
+        learning asks for `method`.
         """
         store = Store(folder)
         try:
             head = store.manifest().head
-            learner = Learner(model, head=head, method=method, recipe=recipe, seed=seed, progress=progress)
+            learner = Learner(model, head=head, progress=progress)
         except HeadError as error:
             raise WrongBaseError(f"the store {folder} was made with another model: {error}") from error
         learner._committed.restore(store)
-        if recipe is None and learner.tasks:
-            learner.recipe = recalled_recipe(list(learner.tasks.values())[-1].provenance)
+        newest = list(learner.tasks.values())[-1].provenance if learner.tasks else None
+        learner._method, learner.recipe, learner.seed = recalled_settings(newest, method, recipe, seed)
         return learner
 
     # ---- helpers of the steps above ------------------------------------------------------------------------------

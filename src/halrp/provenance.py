@@ -1,15 +1,32 @@
-"""Settings as plain JSON, for files and records that must be readable without this library."""
+"""Settings as plain JSON, for files and records that must be readable without this library, and settings from it."""
 
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import torch
 
-from halrp.errors import DamagedError
+from halrp.checks import is_number, is_whole
+from halrp.errors import DamagedError, SettingError
+from halrp.method.allocate import Flat, LossRate
+from halrp.method.budget import Budget
+from halrp.method.decompose import Plain, Whitened
+from halrp.method.importance import GradientNorm, MeanSquare
+from halrp.method.method import Halrp
+from halrp.method.protocols import CHOICES
+from halrp.method.prune import Keep, Prune
+from halrp.method.scales import Exact, Legacy
 from halrp.training.recipe import Recipe
+
+KNOWN: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (Budget, Exact, Flat, GradientNorm, Keep, Legacy, LossRate, MeanSquare, Plain, Prune, Whitened)
+}
+"""The library's own choices of the method, which a task's file names without their modules."""
+Settings = TypeVar("Settings")
 
 
 def describe(value: Any) -> Any:
@@ -36,6 +53,84 @@ def describe(value: Any) -> Any:
 
 def _shows_its_address(value: object) -> bool:
     return str(value) == object.__repr__(value)
+
+
+def method_settings(method: Halrp) -> dict[str, Any]:
+    """A method as JSON values; a choice from outside this library is named with its module."""
+    settings: dict[str, Any] = describe(method)
+    for field in CHOICES:
+        choice = getattr(method, field)
+        if dataclasses.is_dataclass(choice) and type(choice) not in KNOWN.values():
+            settings[field] = settings[field] | {"type": _qualified(type(choice))}
+    return settings if type(method) is Halrp else settings | {"type": _qualified(type(method))}
+
+
+def _qualified(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def recalled_settings(
+    provenance: Mapping[str, Any] | None, method: Halrp | None, recipe: Recipe | None, seed: int | None
+) -> tuple[Halrp | SettingError, Recipe, int]:
+    """Method, recipe and seed as given, or else those that a task was learned with, or else the defaults.
+
+    A method that cannot be recalled is the error that says why.
+    """
+    if provenance is None:
+        return method or Halrp.budget(), recipe or Recipe(), seed or 0
+    known: Halrp | SettingError | None = method
+    if known is None:
+        try:
+            known = recalled_method(provenance)
+        except SettingError as error:
+            known = error
+    if seed is None:
+        seed = provenance["seed"] if is_whole(provenance.get("seed")) else 0
+    return known, recipe or recalled_recipe(provenance), seed
+
+
+def recalled_method(provenance: Mapping[str, Any]) -> Halrp:
+    """The method that a task was learned with; `SettingError` if a part of it is not this library's own."""
+    try:
+        fields = dict(provenance["method"])
+        for field in CHOICES.keys() & fields.keys():
+            fields[field] = _choice(fields[field])
+        if fields.get("type") != Halrp.__name__:
+            raise SettingError(f"{fields.get('type')!r} is not a method of this library")
+        return _rebuilt(Halrp, fields, CHOICES)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = str(error) if isinstance(error, SettingError) else f"{type(error).__name__}: {error}"
+        raise SettingError(f"a task's file does not give the method that it was learned with ({reason})") from error
+
+
+def _choice(facts: Any) -> Any:
+    name = facts["type"] if isinstance(facts, Mapping) else facts
+    if not isinstance(facts, Mapping) or name not in KNOWN:
+        raise SettingError(f"{name!r} is not a choice of this library")
+    return _rebuilt(KNOWN[name], facts)
+
+
+def _rebuilt(
+    kind: type[Settings], facts: Mapping[str, Any], choices: Mapping[str, type] = types.MappingProxyType({})
+) -> Settings:
+    """A dataclass of settings from its fields, each of the type that it declares; `choices` are checked by itself."""
+    hints = get_type_hints(kind)
+    values = {name: value for name, value in facts.items() if name != "type"}
+    for name, value in values.items():
+        if name not in choices and not _fits(value, hints[name]):
+            raise SettingError(f"{kind.__name__}({name}={value!r}) is not of type {hints[name]}")
+    return kind(**values)
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """Whether a JSON value is of a declared type: a literal, a number, a truth value, a text, or one of several."""
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if get_origin(hint) in (Union, types.UnionType):
+        return any(_fits(value, option) for option in get_args(hint))
+    if hint is int:
+        return is_whole(value)
+    return is_number(value) if hint is float else isinstance(value, hint)
 
 
 _DTYPES = {str(dtype): dtype for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64)}

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from halrp._version import __version__
-from halrp.errors import TaskError
+from halrp.errors import SettingError, TaskError
 from halrp.method.method import Halrp
 from halrp.method.protocols import Allocator
 from halrp.model.base import Base
 from halrp.model.description import Description
 from halrp.model.inference import normalises_by_batch
-from halrp.provenance import describe
+from halrp.provenance import describe, method_settings
 from halrp.store import atomic
 from halrp.store.store import Store
 from halrp.training.batches import Augment, Data, Source, TaskData, prepare, refuse_batch_of_one
@@ -36,6 +36,15 @@ class TaskArguments:
     classes: int | None = None
     class_names: Sequence[str] | None = None
     augment: Augment | None = None
+
+
+def check_epochs(method: Halrp, recipe: Recipe) -> None:
+    """Refuse a recipe whose epochs the method's warm-up uses up."""
+    if recipe.epochs <= method.warm_up:
+        raise SettingError(
+            f"Recipe(epochs={recipe.epochs}) leaves nothing to fine-tune after "
+            f"Halrp(warm_up={method.warm_up}); give more epochs"
+        )
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,7 @@ class TaskSetup:
 
     def prepare(self, arguments: TaskArguments) -> TaskRun:
         """Check a task's data and make it uniform; its checkpoints are those of the same base, data and settings."""
+        check_epochs(self.method, self.recipe)
         data = self._data(arguments)
         run = TaskRun(arguments.name, data, self.recipe, self.seed_key(arguments.name), self.progress)
         if self.store is None:
@@ -79,12 +89,12 @@ class TaskSetup:
             view=view,
             precision=method.precision if view else "float32",
             autocast=None if autocast is None else str(autocast).removeprefix("torch."),
-            provenance=self.provenance(run.data) | {"method": describe(method)},
+            provenance=self.provenance(run.data) | {"method": method_settings(method)},
         )
 
     def provenance(self, data: TaskData) -> dict[str, Any]:
         """How a task is learned."""
-        settings = {"halrp": __version__, "method": describe(self.method), "recipe": describe(self.recipe)}
+        settings = {"halrp": __version__, "method": method_settings(self.method), "recipe": describe(self.recipe)}
         return settings | {"seed": self.seed} | ({} if data.augment is None else {"augment": describe(data.augment)})
 
     def _data(self, arguments: TaskArguments) -> TaskData:

@@ -13,7 +13,7 @@ from halrp import Delta, Halrp, Keep, Learner
 from halrp.errors import SettingError
 from halrp.method.protocols import Allocation, Compression, LayerOptions, TaskCosts
 from halrp.model.size import Size
-from halrp.provenance import describe
+from halrp.provenance import describe, method_settings
 from halrp.training.batches import Data
 from tests.helpers import FAST, net, tiny_task
 
@@ -102,7 +102,7 @@ def test_a_method_of_foreign_parts_learns_saves_loads_and_predicts_bit_identical
     for name in learner.tasks:
         assert torch.equal(learner.predict(x, name), loaded.predict(x, name))
     assert list(learner.tasks["a"].ranks.values()) == [2 * (i % 2) for i in range(len(learner.tasks["a"].ranks))]
-    assert loaded.tasks["b"].provenance["method"] == describe(FOREIGN)
+    assert loaded.tasks["b"].provenance["method"] == method_settings(FOREIGN)
 
 
 def test_a_foreign_method_learns_on_the_next_task_alone() -> None:
