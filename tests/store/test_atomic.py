@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import shutil
 import signal
@@ -130,6 +131,24 @@ def test_a_missing_file_a_folder_and_a_file_too_large_cannot_be_read(tmp_path: P
     assert atomic.read(path, limit=5) == b"12345"
     with pytest.raises(DamagedError, match="5 bytes, more than the 4"):
         atomic.read(path, limit=4)
+
+
+def test_a_sparse_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    with open(tmp_path / "file", "wb") as file:
+        file.truncate(8 << 30)
+    with pytest.raises(DamagedError, match="8,589,934,592 bytes, more than the 4,294,967,296"):
+        atomic.read(tmp_path / "file")
+
+
+def test_a_file_that_memory_cannot_hold_is_a_typed_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Crowded(io.FileIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise MemoryError
+
+    (tmp_path / "file").write_bytes(b"12345")
+    monkeypatch.setattr(Path, "open", lambda path, mode: Crowded(str(path), mode))
+    with pytest.raises(DamagedError, match="no memory for its 5 bytes"):
+        atomic.read(tmp_path / "file")
 
 
 def test_a_checksum_is_the_sha256_of_the_content() -> None:

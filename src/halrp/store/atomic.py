@@ -25,6 +25,8 @@ except ImportError:  # pragma: no cover  (Windows has no flock; a single writer 
 
 TEMPORARY = ".part"
 """Ending of files that are not finished."""
+LARGEST = 4 << 30
+"""Limit on the bytes of a file of which nothing else is known."""
 
 
 def checksum(content: bytes) -> str:
@@ -85,16 +87,24 @@ def _reason(error: OSError) -> str:
     return "the disk is full" if error.errno == errno.ENOSPC else str(error.strerror or error)
 
 
-def read(path: Path, limit: int | None = None) -> bytes:
-    """Read a whole file, or say that it is missing or larger than it may be."""
+def read(path: Path, limit: int = LARGEST) -> bytes:
+    """Read a whole file, or say that it is missing or larger than it may be, before any of it is read."""
+    size = 0
     try:
         if not path.is_file():
             raise DamagedError(f"{path} is missing or not a file")
-        if limit is not None and path.stat().st_size > limit:
-            raise DamagedError(f"{path} has {path.stat().st_size:,} bytes, more than the {limit:,} it may have")
-        return path.read_bytes()
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > limit:
+                raise DamagedError(f"{path} has {size:,} bytes, more than the {limit:,} it may have")
+            content = file.read(size + 1)
     except OSError as error:
         raise DamagedError(f"{path} cannot be read: {error.strerror or error}") from error
+    except MemoryError as error:
+        raise DamagedError(f"{path} cannot be read: there is no memory for its {size:,} bytes") from error
+    if len(content) > size:
+        raise DamagedError(f"{path} cannot be read: it grows while it is read")
+    return content
 
 
 @contextmanager

@@ -36,6 +36,12 @@ class Site:
     """For each of the next answers, a status to give instead."""
     hang: bool = False
     """Send half of it, then nothing more."""
+    drip: threading.Event | None = None
+    """Send half of it, then byte after byte without an end; set after the first of them."""
+    drip_headers: bool = False
+    """Send byte after byte of a header without an end."""
+    stated_length: str | None = None
+    """A Content-Length to state in place of the right one."""
     wrong_range: bool = False
     redirect: str | None = None
     gate: threading.Event | None = None
@@ -58,6 +64,10 @@ def _handler(site: Site) -> type[BaseHTTPRequestHandler]:
             if site.statuses:
                 self.send_error(site.statuses.pop(0))
                 return
+            if site.drip_headers:
+                self.wfile.write(b"HTTP/1.0 200 OK\r\nX-Long: ")
+                self._drip()
+                return
             start = self._start()
             if start is not None and start >= len(site.content):
                 self.send_error(416)
@@ -72,7 +82,7 @@ def _handler(site: Site) -> type[BaseHTTPRequestHandler]:
                 if value is not None:
                     self.send_header(name, value)
             if site.length:
-                self.send_header("Content-Length", str(len(body)))
+                self.send_header("Content-Length", site.stated_length or str(len(body)))
             self.end_headers()
             self._send(body)
 
@@ -92,9 +102,18 @@ def _handler(site: Site) -> type[BaseHTTPRequestHandler]:
             if site.hang:
                 site.closing.wait(10)
                 return
+            if site.drip is not None:
+                site.drip.set()
+                self._drip()
+                return
             if site.gate is not None:
                 site.gate.wait(10)
             self.wfile.write(body[half:])
+
+        def _drip(self) -> None:
+            while not site.closing.wait(0.01):
+                self.wfile.write(b"x")
+                self.wfile.flush()
 
         def log_message(self, format: str, *args: object) -> None:
             pass

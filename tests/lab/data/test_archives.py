@@ -1,16 +1,23 @@
 """Archives are read in place and not trusted: hostile, damaged and truncated ones raise one typed error."""
 
+import bz2
 import io
 import lzma
 import stat
+import struct
 import tarfile
+import tracemalloc
 import zipfile
+import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from halrp.lab.data import DataDamaged, archives
 from halrp.lab.data.archives import members
+from halrp.lab.data.cache import fingerprint
 from tests.lab.data import makers
 
 FILES = {"folder/one.txt": b"first", "folder/deep/two.txt": bytes(range(256)) * 40, "other.bin": b""}
@@ -207,3 +214,79 @@ def test_an_xz_archive_of_something_else_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "a.tar.xz").write_bytes(lzma.compress(b"no archive at all" * 100))
     with pytest.raises(DataDamaged, match=r"a\.tar\.xz"):
         listed(tmp_path / "a.tar.xz")
+
+
+def one_member(path: Path, packed: bytes, method: int, size: int, crc: int) -> Path:
+    """A zip with one member `a`, of which the headers state the method, the size and the checksum."""
+    fields = struct.pack("<HHHHHIIIHH", 20, 0, method, 0, 33, crc, len(packed), size, 1, 0)
+    local = b"PK\3\4" + fields + b"a" + packed
+    central = b"PK\1\2" + struct.pack("<H", 20) + fields + struct.pack("<HHHII", 0, 0, 0, 0, 0) + b"a"
+    path.write_bytes(local + central + b"PK\5\6" + struct.pack("<HHHHIIH", 0, 0, 1, 1, len(central), len(local), 0))
+    return path
+
+
+def packed_zeros(compressor: Any, megabytes: int) -> bytes:
+    parts: list[bytes] = [compressor.compress(bytes(1 << 20)) for _ in range(megabytes)]
+    return b"".join([*parts, compressor.flush()])
+
+
+@pytest.mark.parametrize(
+    ("method", "make"),
+    [(8, lambda: zlib.compressobj(9, zlib.DEFLATED, -15)), (12, lambda: bz2.BZ2Compressor(9))],
+    ids=["deflate", "bzip2"],
+)
+def test_a_zip_that_grows_beyond_what_its_header_states_is_refused_within_the_limit(
+    method: int, make: Callable[[], Any], tmp_path: Path
+) -> None:
+    path = one_member(tmp_path / "a.zip", packed_zeros(make(), 64), method, 100, 0)
+    assert path.stat().st_size < 70_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataDamaged, match=r"a\.zip"):
+            listed(path)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20, "64 MB were decompressed"
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_zip_with_a_list_of_members_beyond_the_limit_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = makers.archive(tmp_path / "a.zip", FILES)
+    assert listed(path) == FILES
+    monkeypatch.setattr(archives, "LARGEST_DIRECTORY", 100)
+    with pytest.raises(DataDamaged, match="list of members"):
+        listed(path)
+    large = path.read_bytes()
+    at = large.rindex(b"PK\5\6")
+    record = b"PK\6\6" + bytes(36) + (1 << 40).to_bytes(8, "little") + bytes(8)
+    path.write_bytes(large[:at] + record + b"PK\6\7" + bytes(16) + large[at:])
+    with pytest.raises(DataDamaged, match="list of members of 1,099,511,627,776 bytes"):
+        listed(path)
+
+
+def test_an_xz_that_asks_for_gigabytes_of_dictionary_is_refused(tmp_path: Path) -> None:
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 20}]
+    content = bytearray(lzma.compress(b"content", filters=filters))
+    at = content.index(b"\x21\x01", 12) + 2  # the filter's id and the length of its settings, in the block's header
+    content[at] = 40  # a dictionary of 4 GB
+    length = (content[12] + 1) * 4
+    content[12 + length - 4 : 12 + length] = zlib.crc32(content[12 : 12 + length - 4]).to_bytes(4, "little")
+    (tmp_path / "file.xz").write_bytes(content)
+    with pytest.raises(DataDamaged, match=r"(?i)memory usage limit"):
+        listed(tmp_path / "file.xz")
+
+
+def test_xz_streams_that_follow_each_other_are_one_file(tmp_path: Path) -> None:
+    (tmp_path / "file.xz").write_bytes(lzma.compress(b"first") + bytes(8) + lzma.compress(b"") + lzma.compress(b"last"))
+    assert listed(tmp_path / "file.xz") == {"file": b"firstlast"}
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar", "a.tar.gz", "file", "file.gz", "file.xz"])
+def test_a_sparse_file_larger_than_any_data_set_is_refused_before_it_is_read(name: str, tmp_path: Path) -> None:
+    with open(tmp_path / name, "wb") as file:
+        file.truncate(8 << 30)
+    with pytest.raises(DataDamaged, match=r"8,589,934,592 bytes, more than any known data set"):
+        listed(tmp_path / name)
+    with pytest.raises(DataDamaged, match=r"8,589,934,592 bytes, more than any known data set"):
+        fingerprint(tmp_path, [tmp_path / name])

@@ -1,5 +1,6 @@
 """Damaged files of every format raise one typed error that names the file."""
 
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import io as scipy_io  # type: ignore[import-untyped]
 
-from halrp.lab.data import DataDamaged
+from halrp.lab.data import DataDamaged, decoders
 from halrp.lab.data.decoders import Decoder, idx, matlab, natural, records, strips
 from halrp.lab.data.image_files import notmnist, omniglot, tinyimagenet
 from halrp.lab.data.images import Decoded
@@ -144,6 +145,23 @@ def test_truncated_matlab_files_are_damaged(share: float, tmp_path: Path) -> Non
     path.write_bytes(whole[: int(share * len(whole))])
     with pytest.raises(DataDamaged, match=r"train_32x32\.mat"):
         decode(matlab, tmp_path, path)
+
+
+def test_a_matlab_file_that_grows_without_end_is_refused_within_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "train_32x32.mat"
+    makers.mat(path, COLOUR, LABELS)
+    packed = zlib.compress(bytes(64 << 20), 9)
+    path.write_bytes(path.read_bytes() + (15).to_bytes(4, "little") + len(packed).to_bytes(4, "little") + packed)
+    monkeypatch.setattr(decoders, "LARGEST_MEMBER", 1 << 20)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataDamaged, match="holds more than 1,048,576 bytes"):
+            decode(matlab, tmp_path, path)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
 
 
 # --- One file per picture ------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from halrp.lab.data import download
+from halrp.lab.data import download, transfer
 from halrp.lab.data.download import DiskFull, DownloadFailed, RetryPolicy, fetch
 from tests.lab.data.server import CONTENT, Site, check_next_try, only_the_file, part_of, published
 
@@ -147,3 +147,65 @@ def test_a_killed_process_leaves_a_part_to_resume_and_no_lock(site: Site, tmp_pa
     size = part_of(tmp_path).stat().st_size
     check_next_try(site, tmp_path, policy)
     assert site.asked[-1]["range"] == f"bytes={size}-"
+
+
+def test_a_download_that_drips_is_given_up_by_its_rate(site: Site, tmp_path: Path, policy: RetryPolicy) -> None:
+    site.drip = threading.Event()
+    impatient = replace(policy, slowest=1e9, window=0.2, tries=2)
+    with pytest.raises(DownloadFailed, match=r"bytes came in 0\.2 seconds, fewer than 1,000,000,000 per second"):
+        fetch(published(site.url), tmp_path, policy=impatient)
+    assert site.drip.is_set()
+    assert part_of(tmp_path).exists()
+    site.drip = None
+    check_next_try(site, tmp_path, policy)
+
+
+def test_a_download_without_a_length_that_drips_is_not_taken_for_complete(
+    site: Site, tmp_path: Path, policy: RetryPolicy
+) -> None:
+    site.drip, site.length = threading.Event(), False
+    impatient = replace(policy, slowest=1e9, window=0.2, tries=1)
+    with pytest.raises(DownloadFailed, match="bytes came in"):
+        fetch(published(site.url, bytes=None, sha256=None), tmp_path, policy=impatient)
+    assert not (tmp_path / "set" / "file.bin").exists()
+
+
+def test_headers_that_drip_are_given_up(site: Site, tmp_path: Path, policy: RetryPolicy) -> None:
+    site.drip_headers = True
+    impatient = replace(policy, window=0.2, tries=1)
+    with pytest.raises(DownloadFailed, match=r"only 0 bytes came in 0\.2 seconds"):
+        fetch(published(site.url), tmp_path, policy=impatient)
+
+
+def test_a_download_ends_at_its_deadline(site: Site, tmp_path: Path, policy: RetryPolicy) -> None:
+    site.drip = threading.Event()
+    with pytest.raises(DownloadFailed, match="not finished before the deadline"):
+        fetch(published(site.url), tmp_path, policy=replace(policy, slowest=0.0, deadline=0.2, tries=1000))
+    site.drip = None
+    check_next_try(site, tmp_path, policy)
+
+
+@pytest.mark.parametrize("length", ["9" * 5000, "-1", "1e9", "0x10"])
+def test_a_length_that_is_none_is_refused(length: str, site: Site, tmp_path: Path, policy: RetryPolicy) -> None:
+    site.stated_length = length
+    with pytest.raises(DownloadFailed, match="gives a length that is none"):
+        fetch(published(site.url, bytes=None, sha256=None), tmp_path, policy=policy)
+    assert not part_of(tmp_path).exists()
+
+
+def test_a_file_larger_than_any_data_set_is_refused_before_it_comes(
+    site: Site, tmp_path: Path, policy: RetryPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "LARGEST_TOTAL", 500_000)
+    for site.length, problem in ((True, "file of 600,000 bytes there"), (False, "sent more than any known data set")):
+        with pytest.raises(DownloadFailed, match=problem):
+            fetch(published(site.url, bytes=None, sha256=None), tmp_path, policy=policy)
+
+
+@pytest.mark.parametrize("address", ["http://[", "http://[::1", "ftp://[::1"])
+def test_a_redirect_to_an_address_that_cannot_be_parsed_is_refused(
+    address: str, site: Site, tmp_path: Path, policy: RetryPolicy
+) -> None:
+    site.redirect = address
+    with pytest.raises(DownloadFailed):
+        fetch(published(site.url), tmp_path, policy=policy)

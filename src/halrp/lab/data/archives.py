@@ -2,12 +2,11 @@
 
 Nothing is unpacked to disk. An archive may come from anywhere, so it is not trusted: a name that leads out of the
 archive, a member that is neither a file nor a folder, a size that no data set has, a wrong checksum or an early end
-raises `DataDamaged`.
+raises `DataDamaged`. Sizes are checked while content is decompressed, so no archive needs more memory than the limits.
 """
 
 import gzip
 import io
-import lzma
 import re
 import stat
 import struct
@@ -19,12 +18,15 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
 from halrp.lab.data.images import DataDamaged
+from halrp.lab.data.xz import XzError, XzFile
 
 LARGEST_MEMBER = 256 << 20
 """Limit on the bytes of a file in an archive; those of the known sets have at most 174 MB."""
 LARGEST_TOTAL = 1 << 30
-"""Limit on the bytes of all files in an archive; those of the known sets have at most 0.4 GB."""
+"""Limit on the bytes of an archive, and on those of all files in it; those of the known sets have at most 0.4 GB."""
 MOST_MEMBERS = 500_000
+LARGEST_DIRECTORY = 64 << 20
+"""Limit on the bytes of a zip's list of members, which the standard library reads as a whole."""
 AGAIN = "Copy or download it again."
 
 _UNREADABLE = (
@@ -36,7 +38,7 @@ _UNREADABLE = (
     tarfile.TarError,
     zipfile.BadZipFile,
     zlib.error,
-    lzma.LZMAError,
+    XzError,
 )
 
 
@@ -78,20 +80,33 @@ def _single_member(root: Path, path: Path, wanted: Callable[[str], object]) -> I
             yield Member(name, _limited(file, path), str(path))
 
 
+def check_size(path: Path) -> None:
+    """Refuse a file that is larger than any of a known data set, before it is read."""
+    if (size := path.stat().st_size) > LARGEST_TOTAL:
+        raise DataDamaged(
+            f"{path} has {size:,} bytes, more than any known data set has; nothing of it is used. {AGAIN}"
+        )
+
+
 def _opened(path: Path) -> BinaryIO:
     """Open a file for reading, decompressed if its suffix is that of a compressed file."""
+    check_size(path)
     if path.stat().st_size == 0 and path.suffix in (".gz", ".tgz", ".xz"):
         raise EOFError("it is empty")
     if path.name.endswith((".gz", ".tgz")):
         return cast(BinaryIO, gzip.open(path))
-    return cast(BinaryIO, lzma.open(path)) if path.name.endswith(".xz") else open(path, "rb")
+    return cast(BinaryIO, XzFile(path)) if path.name.endswith(".xz") else open(path, "rb")
 
 
 def _limited(file: BinaryIO, path: Path) -> bytes:
-    content = file.read(LARGEST_MEMBER + 1)
-    if len(content) > LARGEST_MEMBER:
-        raise DataDamaged(f"{path} holds more than {LARGEST_MEMBER:,} bytes, which no known data set has. {AGAIN}")
-    return content
+    """All of a file; in pieces, as a read allocates all that it asks for."""
+    pieces, size = [], 0
+    while piece := file.read(1 << 20):
+        pieces.append(piece)
+        size += len(piece)
+        if size > LARGEST_MEMBER:
+            raise DataDamaged(f"{path} holds more than {LARGEST_MEMBER:,} bytes, which no known data set has. {AGAIN}")
+    return b"".join(pieces)
 
 
 class _Guard:
@@ -120,19 +135,55 @@ class _Guard:
 
 
 def _zip_members(path: Path, wanted: Callable[[str], object]) -> Iterator[Member]:
-    with zipfile.ZipFile(path) as archive:
+    check_size(path)
+    with open(path, "rb") as file:
+        if (size := _directory_bytes(file)) > LARGEST_DIRECTORY:
+            raise DataDamaged(
+                f"{path} has a list of members of {size:,} bytes, more than any known data set has. {AGAIN}"
+            )
+        yield from _listed_members(path, zipfile.ZipFile(file), wanted)
+
+
+def _listed_members(path: Path, archive: zipfile.ZipFile, wanted: Callable[[str], object]) -> Iterator[Member]:
+    with archive:
         guard = _Guard(path)
         chosen = []
         for info in archive.infolist():
             kind = stat.S_IFMT(info.external_attr >> 16)
             name = guard.name_of(info.filename, info.file_size, kind in (0, stat.S_IFREG, stat.S_IFDIR))
+            # The standard library limits the output of deflate while it decompresses, and that of no other method.
+            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise DataDamaged(
+                    f"{path}: its member {name!r} is compressed by method {info.compress_type}, not by deflate; "
+                    f"nothing of it is used. {AGAIN}"
+                )
             if not info.is_dir() and wanted(name):
                 chosen.append((name, info))
         for name, info in chosen:
-            content = archive.read(info)
+            with archive.open(info) as member:
+                content = member.read(info.file_size)
             if len(content) != info.file_size:
                 raise DataDamaged(f"{path} ends in the middle of {name!r}. {AGAIN}")
             yield Member(name, content, f"{path}: {name}")
+
+
+def _directory_bytes(file: BinaryIO) -> int:
+    """The length of a zip's list of members, by the record at its end; 0 if there is none.
+
+    The record is 22 bytes and at most 65,535 of comment. A large zip has another one, of 56 bytes, before it, and
+    between them 20 bytes that point to it.
+    """
+    end = file.seek(0, io.SEEK_END)
+    file.seek(max(0, end - 22 - 65_535 - 20 - 56))
+    tail = file.read()
+    file.seek(0)
+    at = tail.rfind(b"PK\5\6")
+    if at < 0 or at + 22 > len(tail):
+        return 0
+    large = tail[max(0, at - 76) : at]
+    if len(large) == 76 and large[56:60] == b"PK\6\7" and large[:4] == b"PK\6\6":
+        return int.from_bytes(large[40:48], "little")
+    return int.from_bytes(tail[at + 12 : at + 16], "little")
 
 
 class _Bounded(io.RawIOBase):

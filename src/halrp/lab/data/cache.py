@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from halrp.errors import WriteError
+from halrp.lab.data.archives import check_size
 from halrp.lab.data.images import DataDamaged, Decoded
 from halrp.lab.directories import cache_directory
 from halrp.store import atomic as safe
@@ -28,6 +29,8 @@ DECODERS = 3
 SETTLED = 2_000_000_000
 """Nanoseconds. A file that changed more recently than this may change again and keep its time stamp."""
 
+LARGEST_NOTE = 16 << 20
+"""Limit on the bytes of a JSON file of the cache."""
 UNFINISHED = ".writing-"
 ABANDONED = 24 * 3600.0
 """Seconds after which an unfinished folder is taken to be left by a killed process."""
@@ -65,6 +68,8 @@ def fingerprint(root: Path, files: Sequence[Path]) -> str:
     try:
         stamps = _stamps(files)
         for path in files:
+            check_size(path)
+        for path in files:
             with open(path, "rb") as file:
                 content = hashlib.file_digest(file, "sha256").hexdigest()
             total.update(os.fsencode(path.relative_to(root)) + f" {content}\n".encode())
@@ -101,7 +106,7 @@ def _checksum_file(root: Path, files: Sequence[Path]) -> Path:
 
 def _cached_checksum(root: Path, files: Sequence[Path]) -> str | None:
     try:
-        entry = json.loads(_checksum_file(root, files).read_bytes())
+        entry = json.loads(safe.read(_checksum_file(root, files), LARGEST_NOTE))
         if entry["stamps"] == _digest(_stamps(files)):
             return str(entry["fingerprint"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -117,7 +122,7 @@ def _cached(folder: Path) -> Decoded | None:
     """Map the arrays in `folder`; remove it if they are damaged."""
     try:
         images, labels = (np.load(folder / f"{field}.npy", "r", allow_pickle=False) for field in ("images", "labels"))
-        classes = json.loads((folder / "classes.json").read_bytes())
+        classes = json.loads(safe.read(folder / "classes.json", LARGEST_NOTE))
         if images.dtype != np.uint8 or images.ndim != 4 or labels.dtype != np.int64 or labels.shape != images.shape[:1]:
             raise ValueError(f"{images.dtype} {images.shape} and {labels.dtype} {labels.shape}")
         if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):

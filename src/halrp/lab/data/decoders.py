@@ -7,19 +7,22 @@ Nothing is ever unpickled.
 import io
 import math
 import re
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from halrp.lab.data.archives import AGAIN, Member, members
+from halrp.lab.data.archives import AGAIN, LARGEST_MEMBER, Member, members
 from halrp.lab.data.image_files import decode_image, strict
 from halrp.lab.data.images import DataDamaged, Decoded
 
 Note = Callable[[int, int], None]
 Decoder = Callable[[str, Path, Sequence[Path], Note], Decoded]
 
+_COMPRESSED = 15
 LONGEST_STRIP = 5000
 """Images in one strip, at most."""
 
@@ -119,7 +122,8 @@ def matlab(part: str, root: Path, files: Sequence[Path], note: Note) -> Decoded:
 
     (member,) = members(root, files)
     try:
-        shapes = {name: (shape, kind) for name, shape, kind in scipy_io.whosmat(io.BytesIO(member.content))}
+        content = _decompressed(member.content)
+        shapes = {name: (shape, kind) for name, shape, kind in scipy_io.whosmat(io.BytesIO(content))}
         (shape, kind), (label_shape, _) = shapes["X"], shapes["y"]
         if (
             shape[:3] != (32, 32, 3)
@@ -129,9 +133,9 @@ def matlab(part: str, root: Path, files: Sequence[Path], note: Note) -> Decoded:
             or not shape[3]
         ):
             raise ValueError(f"X is {kind} {shape}, y is {label_shape}")
-        if 3072 * shape[3] > len(member.content) * 1100:  # zlib packs at most about 1030 to 1
+        if 3072 * shape[3] > len(content):
             raise ValueError(f"X has {shape[3]:,} images by its header")
-        arrays = scipy_io.loadmat(io.BytesIO(member.content), variable_names=["X", "y"])
+        arrays = scipy_io.loadmat(io.BytesIO(content), variable_names=["X", "y"])
         raw, values = arrays["X"], arrays["y"].reshape(-1)
         labels = values.astype(np.int64)
         if (labels != values).any() or labels.min() < 1 or labels.max() > 10:
@@ -141,3 +145,26 @@ def matlab(part: str, root: Path, files: Sequence[Path], note: Note) -> Decoded:
             f"{member.origin} is not SVHN's file of 32×32 colour images X and labels y: {error}. {AGAIN}"
         ) from error
     return Decoded(np.ascontiguousarray(raw.transpose(3, 0, 1, 2)), labels % 10)
+
+
+def _decompressed(content: bytes) -> bytes:
+    """A MATLAB 5 file without compression: scipy decompresses an array without a limit, so it gets none to decompress.
+
+    A file is 128 bytes of header, then elements: four bytes of type, where 15 is a compressed element, four bytes of
+    length, and as many bytes of content.
+    """
+    parts, at, room = [content[:128]], 128, LARGEST_MEMBER
+    order: Literal["little", "big"] = "big" if content[126:128] == b"MI" else "little"
+    while at + 8 <= len(content):
+        kind, length = (int.from_bytes(content[start : start + 4], order) for start in (at, at + 4))
+        element = content[at + 8 : at + 8 + length]
+        if kind == _COMPRESSED:
+            part = zlib.decompressobj().decompress(element, room + 1)
+        else:
+            part = content[at : at + 8 + length]
+        room -= len(part)
+        if room < 0:
+            raise ValueError(f"it holds more than {LARGEST_MEMBER:,} bytes")
+        parts.append(part)
+        at += 8 + length
+    return b"".join(parts)

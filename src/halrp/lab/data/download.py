@@ -22,9 +22,11 @@ from pathlib import Path
 from halrp.errors import HalrpError
 from halrp.lab.data.images import DataDamaged
 from halrp.lab.data.sources import File, source
-from halrp.lab.data.transfer import PermanentError, Report, TransientError, transfer
+from halrp.lab.data.transfer import LARGEST_NOTE, PermanentError, Report, TransientError, transfer
+from halrp.lab.data.watch import Watch
 from halrp.lab.directories import data_directory
 from halrp.store.atomic import flush_folder, make_folder, take_lock
+from halrp.store.atomic import read as read_bounded
 from halrp.store.atomic import write as write_atomically
 
 Progress = Callable[[str, int, int | None], None]
@@ -45,6 +47,12 @@ class RetryPolicy:
 
     timeout: float = 30.0
     """Seconds without a single byte after which a connection is given up."""
+    slowest: float = 1024.0
+    """Bytes per second: a connection that is slower, over a `window`, is given up."""
+    window: float = 60.0
+    """Seconds over which the rate is measured. The answer of a server has to begin within them."""
+    deadline: float = 6 * 3600.0
+    """Seconds after which a file is given up, however many tries it had; the next call resumes it."""
     tries: int = 3
     """How often in a row an address may fail before it is given up. After much progress the count starts again."""
     pause: float = 1.0
@@ -117,13 +125,13 @@ def is_verified(path: Path, file: File) -> bool:
 
 def _from_first_good_url(file: File, path: Path, report: Report, policy: RetryPolicy) -> None:
     """Download from the first address that gives the right content, and move the file into place."""
-    part = _part(path)
+    part, deadline = _part(path), time.monotonic() + policy.deadline
     failures: list[DownloadFailed | DataDamaged] = []
     urls = list(file.urls)
     while urls:
         resumed = _size(part) > 0
         try:
-            _with_retries(urls[0], file, part, report, policy)
+            _with_retries(urls[0], file, part, report, policy, deadline)
             _check(part, file, urls[0])
             _install(part, path, file)
             return
@@ -144,18 +152,19 @@ def _from_first_good_url(file: File, path: Path, report: Report, policy: RetryPo
     ) from failures[-1]
 
 
-def _with_retries(url: str, file: File, part: Path, report: Report, policy: RetryPolicy) -> None:
+def _with_retries(url: str, file: File, part: Path, report: Report, policy: RetryPolicy, deadline: float) -> None:
     """Download from one address, resuming after failures that may pass."""
     failed = 0
     while True:
         before = _size(part)
         try:
-            return transfer(url, file, part, report, policy.timeout, _write)
+            with Watch(policy.slowest, policy.window, deadline) as watch:
+                return transfer(url, file, part, report, policy.timeout, _write, watch)
         except PermanentError as error:
             raise DownloadFailed(f"{url}: {error}") from error
         except TransientError as error:
             failed = 1 if _size(part) - before >= _PROGRESS else failed + 1
-            if failed >= policy.tries:
+            if failed >= policy.tries or time.monotonic() >= deadline:
                 raise DownloadFailed(f"{url}: {error} ({failed} tries)") from error
             policy.sleep(policy.pause * 2 ** (failed - 1))
 
@@ -237,9 +246,9 @@ def _record(path: Path) -> Path:
 def _recorded(path: Path, file: File) -> File:
     """A file without published checksum, with what was recorded when it was first downloaded."""
     try:
-        record = json.loads(_record(path).read_text("utf-8"))
+        record = json.loads(read_bounded(_record(path), LARGEST_NOTE))
         return File(file.path, file.urls, int(record["bytes"]), str(record["sha256"]), None)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return file
 
 

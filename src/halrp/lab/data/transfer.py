@@ -19,7 +19,10 @@ from typing import IO, Any
 
 from halrp._version import __version__
 from halrp.errors import WriteError
+from halrp.lab.data.archives import LARGEST_TOTAL
 from halrp.lab.data.sources import File
+from halrp.lab.data.watch import Watch
+from halrp.store.atomic import read as read_bounded
 from halrp.store.atomic import write as write_atomically
 
 Report = Callable[[int, int | None], None]
@@ -28,6 +31,8 @@ Write = Callable[[Path, int, bytes, int | None], None]
 """Called with the part file, its handle, a chunk of content, and the number of remaining bytes if known."""
 
 _CHUNK = 1 << 18
+LARGEST_NOTE = 1 << 16
+"""Limit on the bytes of a note beside a file."""
 _SCHEMES = ("http", "https")
 
 
@@ -45,12 +50,17 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
+        _check_scheme(newurl)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+    def http_error_302(self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any) -> Any:
         try:
-            _check_scheme(newurl)
-        except PermanentError:
+            return super().http_error_302(req, fp, code, msg, headers)
+        except (PermanentError, ValueError):  # another scheme, or an address that cannot be parsed
             fp.close()
             raise
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
 
 def transfer(
@@ -60,6 +70,7 @@ def transfer(
     report: Report,
     timeout: float,
     write: Write,
+    watch: Watch,
 ) -> None:
     """Download `url` into a part file, from its end if it can be resumed, and report after each chunk.
 
@@ -71,12 +82,15 @@ def transfer(
         return
     headers = {"User-Agent": f"halrp/{__version__}", "Accept-Encoding": "identity"}
     headers |= _resume_headers(url, file, part, have)
-    response = _open(url, headers, timeout)
-    if response.status == 206 and _start(response) != have:  # not the requested range
-        response.close()
-        response = _open(url, _without_range(headers), timeout)
-    with response:
-        _receive(response, url, file, part, have, report, timeout, write)
+    try:
+        response = _open(url, headers, timeout, watch)
+        if response.status == 206 and _start(response) != have:  # not the requested range
+            response.close()
+            response = _open(url, _without_range(headers), timeout, watch)
+        with response:
+            _receive(response, url, file, part, have, report, timeout, write, watch)
+    except TransientError as error:
+        raise TransientError(watch.problem or str(error)) from error
 
 
 def _resume_headers(url: str, file: File, part: Path, have: int) -> dict[str, str]:
@@ -88,8 +102,8 @@ def _resume_headers(url: str, file: File, part: Path, have: int) -> dict[str, st
     if not have or (file.bytes is not None and have > file.bytes):
         return {}
     note = {}
-    with suppress(OSError, ValueError):
-        note = json.loads(_note_path(part).read_text("utf-8"))
+    with suppress(ValueError, RecursionError):
+        note = json.loads(read_bounded(_note_path(part), LARGEST_NOTE))
     same = isinstance(note, dict) and note.get("url") == url and isinstance(note.get("version"), str)
     if same:
         return {"Range": f"bytes={have}-", "If-Range": note["version"]}
@@ -100,14 +114,14 @@ def _without_range(headers: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name not in ("Range", "If-Range")}
 
 
-def _open(url: str, headers: dict[str, str], timeout: float) -> http.client.HTTPResponse:
+def _open(url: str, headers: dict[str, str], timeout: float, watch: Watch) -> http.client.HTTPResponse:
     try:
-        opener = urllib.request.build_opener(_Redirects)
+        opener = watch.opener(_Redirects)
         response: http.client.HTTPResponse = opener.open(urllib.request.Request(url, headers=headers), timeout=timeout)
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == 416 and "Range" in headers:  # there is no such range: the part belongs to another file
-            return _open(url, _without_range(headers), timeout)
+            return _open(url, _without_range(headers), timeout, watch)
         kind = TransientError if error.code in (408, 429) or error.code >= 500 else PermanentError
         raise kind(f"the server answered {error.code} {error.reason}".rstrip()) from error
     except urllib.error.URLError as error:
@@ -115,12 +129,14 @@ def _open(url: str, headers: dict[str, str], timeout: float) -> http.client.HTTP
         raise kind(_reason(error.reason, timeout)) from error
     except (OSError, http.client.HTTPException) as error:
         raise TransientError(_reason(error, timeout)) from error
+    except ValueError as error:  # an address, given or redirected to, that cannot be parsed
+        raise PermanentError(f"the address cannot be used: {error}") from error
     return response
 
 
 def _start(response: http.client.HTTPResponse) -> int | None:
     """The offset at which a partial response starts."""
-    match = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", "").strip())
+    match = re.match(r"bytes ([0-9]{1,18})-", response.headers.get("Content-Range", "").strip())
     return None if match is None else int(match[1])
 
 
@@ -130,11 +146,15 @@ def _total(response: http.client.HTTPResponse, file: File) -> int | None:
     text = (
         response.headers.get("Content-Range", "").rpartition("/")[2] if partial else response.headers["Content-Length"]
     )
-    length = int(text) if text is not None and text.isdecimal() else None
+    if text is not None and not re.fullmatch(r"[0-9]{1,18}|\*?", text.strip()):
+        raise PermanentError(f"the server gives a length that is none: {text[:40]!r} ({len(text):,} characters)")
+    length = int(text) if text is not None and text.strip().isdecimal() else None
     if file.bytes is not None and length is not None and length != file.bytes:
         raise PermanentError(
             f"the server has a file of {length:,} bytes there, where the published one has {file.bytes:,}"
         )
+    if length is not None and length > LARGEST_TOTAL:
+        raise PermanentError(f"the server has a file of {length:,} bytes there, more than any known data set has")
     return length if file.bytes is None else file.bytes
 
 
@@ -147,6 +167,7 @@ def _receive(
     report: Report,
     timeout: float,
     write: Write,
+    watch: Watch,
 ) -> None:
     """Append the content of a response to the part file, which is emptied first unless the response is partial."""
     if response.status not in (200, 206):
@@ -158,11 +179,15 @@ def _receive(
             _note(part, url, response.headers)
         report(done, total)
         while content := _chunk(response, timeout):
-            if total is not None and done + len(content) > total:
-                raise PermanentError(f"the server sent more than the {total:,} bytes of the file")
+            watch.received += len(content)
+            if done + len(content) > (LARGEST_TOTAL if total is None else total):
+                most = "any known data set has" if total is None else f"the {total:,} bytes of the file"
+                raise PermanentError(f"the server sent more than {most}")
             write(part, handle, content, None if total is None else total - done)
             done += len(content)
             report(done, total)
+    if watch.problem is not None:  # to the reader, a connection that was shut down looks like the end
+        raise TransientError(watch.problem)
     if total is not None and done < total:
         raise TransientError(f"the connection ended after {done:,} of {total:,} bytes")
 

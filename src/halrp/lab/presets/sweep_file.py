@@ -45,10 +45,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from halrp.errors import SettingError
+from halrp.errors import DamagedError, SettingError
 from halrp.lab import presets
 from halrp.lab.names import check_name
+from halrp.store import atomic
 
+LARGEST = 1 << 20
+"""Limit on the bytes of a sweep file."""
 TABLES = ("settings", "recipe", "network")
 NOT_LAYERS = ("about", "include", "cells")
 """Entries of a file that are not of a cell."""
@@ -94,9 +97,9 @@ def _read_alone(name: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
     text, path = str(name), Path(name)
     if path.suffix == ".toml" or path.is_file():
         try:
-            text, content = path.name, path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or error
+            text, content = path.name, atomic.read(path, LARGEST).decode()
+        except (DamagedError, UnicodeDecodeError) as error:
+            reason = str(error).removeprefix(f"{path} ").removeprefix("cannot be read: ")
             raise SettingError(f"the sweep {path} cannot be read: {reason}") from error
     else:
         content = presets.text(text)

@@ -13,6 +13,7 @@ import safetensors
 from halrp.errors import DamagedError, HalrpError, SettingError
 from halrp.lab.records import schema
 from halrp.lab.records.schema import UNFINISHED, NotARecord, Raw, Record
+from halrp.store import atomic
 
 
 class Problem(NamedTuple):
@@ -111,9 +112,9 @@ def _progress(path: Path) -> str:
 def _read(path: Path) -> Raw:
     """A record as JSON, distinguished from other JSON that lies beside records."""
     try:
-        content = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise DamagedError(f"not readable ({error.strerror or error})") from error
+        content = json.loads(atomic.read(path, schema.LARGEST))
+    except DamagedError as error:
+        raise DamagedError(f"not readable ({str(error).removeprefix(f'{path} ')})") from error
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"not JSON ({type(error).__name__}: {error})") from error
     if not isinstance(content, dict) or "cell" not in content:

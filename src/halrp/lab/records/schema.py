@@ -24,10 +24,13 @@ from halrp.checks import is_number
 from halrp.errors import DamagedError, HalrpError
 from halrp.lab.reference import load_reference
 from halrp.lab.registry import METHODS
+from halrp.store import atomic
 
 VERSION = 2
 UNFINISHED = ".unfinished"
 """Suffix of the file that holds an interrupted run."""
+LARGEST = 64 << 20
+"""Limit on the bytes of a record; one of 100 tasks has 0.4 MB."""
 TIMES = ("seconds", "stages", "peak_bytes")
 """Entries of a row that differ from run to run."""
 NUMBERS = ("parameters", "bytes", "counted", "seconds", "peak_bytes")
@@ -208,8 +211,8 @@ def read(path: str | os.PathLike[str]) -> Raw:
     """Read a record as JSON; a file that is not a complete record is a `DamagedError`."""
     path = Path(path)
     try:
-        return complete(json.loads(path.read_text("utf-8")), path)
-    except (OSError, ValueError, RecursionError) as error:
+        return complete(json.loads(atomic.read(path, LARGEST)), path)
+    except (ValueError, RecursionError) as error:
         raise DamagedError(f"{path} is not a record ({type(error).__name__}: {error}); move it away") from error
 
 

@@ -10,11 +10,13 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
-from halrp.errors import WriteError
+from halrp.errors import DamagedError, WriteError
 from halrp.lab.directories import cache_directory
 from halrp.store import atomic
 
 PROGRAM = "window.vegaEmbed = vegaEmbed;"
+LARGEST = 64 << 20
+"""Limit on the bytes of the cached script."""
 
 
 def script_library() -> str:
@@ -34,7 +36,7 @@ def script_library() -> str:
 
 def _read(path: Path) -> str | None:
     try:
-        first, _, content = path.read_bytes().partition(b"\n")
-    except OSError:
+        first, _, content = atomic.read(path, LARGEST).partition(b"\n")
+    except DamagedError:
         return None
     return content.decode() if first.decode("ascii", "replace") == f"// {atomic.checksum(content)}" else None

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halrp.lab.data import DataDamaged, DataMissing, Images
+from halrp.lab.data.image_files import strict
 
 PICTURES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 IGNORED = frozenset({"Thumbs.db", "desktop.ini"})
@@ -96,12 +97,13 @@ def _read_picture(file: Path, size: int, grey: bool) -> NDArray[np.uint8]:
     """Read a picture as (size, size, channels): resized by its short side, cropped at the centre."""
     from PIL import Image, ImageOps  # part of the `lab` extra
 
+    bombs = Image.DecompressionBombError, Image.DecompressionBombWarning
     try:
-        with Image.open(file) as opened:
+        with strict(), Image.open(file) as opened:
             if opened.mode[0] in "IF":
                 raise ValueError(f"mode {opened.mode} has more than 8 bits per channel")
             picture = ImageOps.exif_transpose(opened).convert("L" if grey else "RGB")
         pixels = np.asarray(ImageOps.fit(picture, (size, size), Image.Resampling.BILINEAR))
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+    except (OSError, ValueError, SyntaxError, EOFError, *bombs) as error:
         raise DataDamaged(f"{file} cannot be read as a picture: {error}. Replace or remove it.") from error
     return pixels.reshape(size, size, -1)
