@@ -5,13 +5,15 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 
-.PHONY: demo test check format slow bench clean
+.PHONY: demo test check format slow reliability mutation bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    ten tasks on real digits, four methods, one table (about a minute)"
 	@echo "make test    format, lint, types and tests"
 	@echo "make slow    the long tests"
+	@echo "make reliability  faults on every operation, a million changed files; writes the counts"
+	@echo "make mutation  mutants of the store, the codec, the allocation and the seeding"
 	@echo "make bench   speed, as ratios measured in one run"
 	@echo "make format  rewrite the sources in the house format"
 
@@ -42,6 +44,12 @@ test: check
 
 slow: .venv/dev
 	$(BIN)/python -m pytest -n 2 -m slow
+
+reliability: .venv/dev
+	$(BIN)/python -m tests.reliability --json results/reliability/faults.json
+
+mutation: .venv/dev
+	$(BIN)/python -m tests.mutation --json results/reliability/mutation.json
 
 bench: .venv/dev
 	$(BIN)/python -m benchmarks.train_step --json results/benchmarks/train_step.json

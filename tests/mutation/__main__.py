@@ -1,0 +1,79 @@
+"""Mutation testing of the store, the codec, the allocation and the seeding.
+
+    python -m tests.mutation --label before --json results/reliability/mutation.json
+
+Each module is changed in one small way at a time, and the tests near it are run on the changed module. A mutant that
+every test accepts is alive: the tests do not hold what it changed, or the change has no effect. The record is extended:
+other labels and modules in it stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy  # noqa: F401  (what follows is loaded once, for all children)
+import safetensors.torch  # noqa: F401
+import torch
+
+from tests.mutation.mutants import Mutant
+from tests.mutation.run import measured, outcome, path_of, sample
+from tests.mutation.targets import TARGETS
+
+
+def main() -> None:
+    """Run the mutants of some modules and write what became of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("modules", nargs="*", metavar="MODULE", help=f"default: all of {', '.join(TARGETS)}")
+    parser.add_argument("--sample", type=int, default=60, help="mutants of each module at most, drawn from the seed")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--label", default="after")
+    parser.add_argument("--json", type=Path, help="the record to extend")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    for module in arguments.modules or TARGETS:
+        result = run(module, arguments.sample, arguments.seed)
+        print(f"{module}: {result['killed']} of {result['mutants']} killed, {result['seconds']} s", flush=True)
+        for line in result["alive"]:
+            print(f"  {line['line']}: {line['change']}", flush=True)
+        if arguments.json is not None:
+            extend(arguments.json, arguments.label, module, result)
+
+
+def run(module: str, count: int, seed: int) -> dict[str, Any]:
+    """The counts of a module's mutants, and those that are alive."""
+    began = time.perf_counter()
+    source = Path(path_of(module)).read_text("utf-8")
+    by_line, seconds = measured(module, TARGETS[module])
+    chosen = sample(source, count, seed)
+    outcomes = [outcome(module, TARGETS[module], mutant, by_line, seconds) for mutant in chosen]
+    same = outcome(module, TARGETS[module], Mutant(0, "none", source), by_line, seconds)
+    if same.result != "alive":
+        raise SystemExit(f"{module} without a change was {same.result}: its tests do not pass by themselves")
+    alive = [o for o in outcomes if o.result == "alive"]
+    return {
+        "of": len(sample(source, None, seed)),
+        "mutants": len(outcomes),
+        "killed": len(outcomes) - len(alive),
+        "timeouts": sum(o.result == "timeout" for o in outcomes),
+        "seed": seed,
+        "seconds": round(time.perf_counter() - began),
+        "alive": [{"line": o.mutant.line, "change": o.mutant.change, "tests": o.tests} for o in alive],
+    }
+
+
+def extend(path: Path, label: str, module: str, result: dict[str, Any]) -> None:
+    """Put a module's result into a record."""
+    record: dict[str, Any] = (
+        json.loads(path.read_text("utf-8")) if path.exists() else {"command": "python -m tests.mutation"}
+    )
+    record.setdefault(label, {})[module] = result
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{json.dumps(record, indent=1, ensure_ascii=False)}\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

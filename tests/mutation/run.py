@@ -1,0 +1,177 @@
+"""Run the tests near a module on mutants of it, in children that are forked from a process that has torch loaded."""
+
+from __future__ import annotations
+
+import ast
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from random import Random
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.mutation.coverage import Coverage
+from tests.mutation.mutants import Mutant, mutants
+
+OPTIONS = ["-q", "-n", "0", "-m", "not slow", "-p", "no:cacheprovider", "--no-header", "--hypothesis-seed=0"]
+MOST_SECONDS = 60.0
+"""Time of the tests that one mutant is given, by their times without it. The fastest come first."""
+SLACK = 20.0
+"""Seconds that a child may take beyond ten times what its tests take: one that hangs counts as killed."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a mutant: killed by a test, by a timeout, or alive."""
+
+    mutant: Mutant
+    result: str
+    tests: int
+
+
+_RESULTS = {
+    None: "timeout",
+    pytest.ExitCode.OK: "alive",
+    pytest.ExitCode.NO_TESTS_COLLECTED: "alive",
+    pytest.ExitCode.TESTS_FAILED: "killed",
+    pytest.ExitCode.INTERRUPTED: "killed",  # a test file cannot be imported
+    pytest.ExitCode.USAGE_ERROR: "killed",  # a conftest cannot be imported
+}
+
+
+class _Loader(importlib.abc.SourceLoader):
+    """Loads one module from a changed source, under its own path."""
+
+    def __init__(self, path: str, source: str) -> None:
+        self.path, self.source = path, source
+
+    def get_filename(self, fullname: str) -> str:
+        return self.path
+
+    def get_data(self, path: str) -> bytes:
+        if path != self.path:
+            raise OSError(path)  # no cached byte code
+        return self.source.encode()
+
+    def exec_module(self, module: ModuleType) -> None:
+        exec(compile(self.source, self.path, "exec"), module.__dict__)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, module: str, path: str, source: str) -> None:
+        self.module, self.path, self.source = module, path, source
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if fullname != self.module:
+            return None
+        return importlib.util.spec_from_loader(fullname, _Loader(self.path, self.source))
+
+
+class _Selection:
+    """A plugin that runs the named tests, in the order of their names' list."""
+
+    def __init__(self, tests: Sequence[str]) -> None:
+        self.rank = {test: at for at, test in enumerate(tests)}
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = sorted((i for i in items if i.nodeid in self.rank), key=lambda item: self.rank[item.nodeid])
+
+
+def in_child(work: Callable[[], object], seconds: float) -> Any:
+    """The JSON value that `work` returns in a forked child; None if it ended otherwise or took too long."""
+    reading, writing = os.pipe()
+    process = os.fork()
+    if not process:
+        try:
+            os.setpgid(0, 0)
+            os.close(reading)
+            silent = os.open(os.devnull, os.O_RDWR)
+            for handle in (0, 1, 2):
+                os.dup2(silent, handle)
+            result = json.dumps(work()).encode()
+            os.set_blocking(writing, True)
+            while result:
+                result = result[os.write(writing, result) :]
+        finally:
+            os._exit(0)
+    os.close(writing)
+    deadline, content = time.monotonic() + seconds, b""
+    while (left := deadline - time.monotonic()) > 0:
+        if select.select([reading], [], [], left)[0]:
+            part = os.read(reading, 1 << 16)
+            content += part
+            if not part:
+                break
+    os.close(reading)
+    for group in (True, False):
+        try:
+            os.killpg(process, signal.SIGKILL) if group else os.kill(process, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue
+    os.waitpid(process, 0)
+    return json.loads(content) if content else None
+
+
+def measured(module: str, files: Sequence[str]) -> tuple[dict[int, list[str]], dict[str, float]]:
+    """The tests by the line of a module that they execute, and their seconds; every test must pass."""
+
+    def work() -> object:
+        coverage = Coverage(path_of(module))
+        code = pytest.main([*OPTIONS, *files], plugins=[coverage])
+        return [int(code), list(coverage.tests().items()), coverage.seconds]
+
+    result = in_child(work, 3600)
+    if result is None or result[0] != 0:
+        raise SystemExit(f"the tests {' '.join(files)} do not pass on {module} as it is")
+    return dict(result[1]), result[2]
+
+
+def path_of(module: str) -> str:
+    """The source file of a module, relative without importing it."""
+    relative = Path(*module.split("."))
+    for root in sys.path:
+        path = Path(root or ".") / relative.with_suffix(".py")
+        if path.is_file():
+            return str(path.resolve())
+    raise SystemExit(f"{module} is not on the path")
+
+
+def sample(source: str, count: int | None, seed: int) -> list[Mutant]:
+    """Mutants of a source that compile, or a random sample of them, in the order of lines."""
+    every = [mutant for mutant in mutants(source) if ast.parse(mutant.source)]
+    drawn = every if count is None or count >= len(every) else Random(seed).sample(every, count)
+    return sorted(drawn, key=lambda mutant: (mutant.line, mutant.change))
+
+
+def outcome(
+    module: str, files: Sequence[str], mutant: Mutant, by_line: dict[int, list[str]], seconds: dict[str, float]
+) -> Outcome:
+    """Run the tests that execute the mutant's line, the fastest first; all tests for a line that runs at import."""
+    tests = by_line.get(mutant.line) or sorted(seconds, key=lambda name: seconds[name])
+    chosen: list[str] = []
+    total = 0.0
+    for test in tests:
+        if total + seconds[test] > MOST_SECONDS and chosen:
+            break
+        chosen.append(test)
+        total += seconds[test]
+    needed = sorted({test.partition("::")[0] for test in chosen})
+
+    def work() -> object:
+        sys.meta_path.insert(0, _Finder(module, path_of(module), mutant.source))
+        return int(pytest.main([*OPTIONS, "-x", *needed], plugins=[_Selection(chosen)]))
+
+    code = in_child(work, 10 * total + SLACK)
+    return Outcome(mutant, _RESULTS[code], len(chosen))

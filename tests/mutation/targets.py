@@ -1,0 +1,33 @@
+"""The modules whose tests are measured, and the test files near each."""
+
+from __future__ import annotations
+
+TARGETS: dict[str, tuple[str, ...]] = {
+    "halrp.seeding": ("tests/test_seeding.py", "tests/test_order.py"),
+    "halrp.model.codec": ("tests/model/test_codec.py", "tests/store/test_task_file.py", "tests/model/test_delta.py"),
+    "halrp.model.file_size": (
+        "tests/model/test_delta.py",
+        "tests/store/test_task_file.py",
+        "tests/method/test_budget.py",
+    ),
+    "halrp.method.allocate": (
+        "tests/method/test_allocate.py",
+        "tests/method/test_budget.py",
+        "tests/method/test_method.py",
+    ),
+    "halrp.method.budget": (
+        "tests/method/test_budget.py",
+        "tests/method/test_allocate.py",
+        "tests/method/test_method.py",
+    ),
+    "halrp.store.atomic": ("tests/store/test_atomic.py", "tests/store/test_store_faults.py"),
+    "halrp.store.fitting": ("tests/store/test_task_file.py", "tests/store/test_task_file_fuzz.py"),
+    "halrp.store.format_1": ("tests/store/test_format_1_fuzz.py", "tests/store/test_corpus.py"),
+    "halrp.store.task_file": ("tests/store/test_task_file.py", "tests/store/test_task_file_fuzz.py"),
+    "halrp.store.manifest": ("tests/store/test_folder_fuzz.py", "tests/store/test_store.py"),
+    "halrp.store.store": (
+        "tests/store/test_store.py",
+        "tests/store/test_store_faults.py",
+        "tests/store/test_folder_fuzz.py",
+    ),
+}
