@@ -28,6 +28,7 @@ from halrp.model.base import Base, check_outputs
 from halrp.model.delta import Delta
 from halrp.model.plan import plan
 from halrp.model.size import Size
+from halrp.model.wrappers import unwrapped
 from halrp.provenance import recalled_settings
 from halrp.store.store import Store
 from halrp.task_setup import TaskArguments, TaskSetup, check_epochs
@@ -66,10 +67,11 @@ class Learner:
         if base not in ("first", "given"):
             raise SettingError(f"Learner(base={base!r}) is unknown; choose 'first' or 'given'")
         self._method: Halrp | SettingError = Halrp.budget() if method is None else method
-        self.recipe = Recipe() if recipe is None else recipe
+        self._recipe: Recipe | SettingError = Recipe() if recipe is None else recipe
         self.seed = seed
         self.progress = progress
         check_epochs(self.method, self.recipe)
+        model, head = unwrapped(model, head)
         channels_last = self.recipe.channels_last and any(isinstance(m, nn.Conv2d) for m in model.modules())
         initial = Base(views.clone(model), plan(model, head), channels_last)
         folder = store if store is None or isinstance(store, Store) else Store(store)
@@ -86,6 +88,17 @@ class Learner:
     @method.setter
     def method(self, method: Halrp) -> None:
         self._method = method
+
+    @property
+    def recipe(self) -> Recipe:
+        """How tasks are trained; a `SettingError` if a store was loaded whose recipe cannot be used."""
+        if isinstance(self._recipe, SettingError):
+            raise SettingError(f"{self._recipe}; pass Learner.load(..., recipe=...)") from self._recipe
+        return self._recipe
+
+    @recipe.setter
+    def recipe(self, recipe: Recipe) -> None:
+        self._recipe = recipe
 
     @property
     def tasks(self) -> Mapping[str, Delta]:
@@ -286,7 +299,7 @@ class Learner:
             raise WrongBaseError(f"the store {folder} was made with another model: {error}") from error
         learner._committed.restore(store)
         newest = list(learner.tasks.values())[-1].provenance if learner.tasks else None
-        learner._method, learner.recipe, learner.seed = recalled_settings(newest, method, recipe, seed)
+        learner._method, learner._recipe, learner.seed = recalled_settings(newest, method, recipe, seed)
         return learner
 
     # ---- helpers of the steps above ------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import torch
@@ -71,22 +71,29 @@ def _qualified(kind: type) -> str:
 
 def recalled_settings(
     provenance: Mapping[str, Any] | None, method: Halrp | None, recipe: Recipe | None, seed: int | None
-) -> tuple[Halrp | SettingError, Recipe, int]:
+) -> tuple[Halrp | SettingError, Recipe | SettingError, int]:
     """Method, recipe and seed as given, or else those that a task was learned with, or else the defaults.
 
-    A method that cannot be recalled is the error that says why.
+    Settings that cannot be recalled are the error that says why.
     """
     if provenance is None:
         return method or Halrp.budget(), recipe or Recipe(), seed or 0
-    known: Halrp | SettingError | None = method
-    if known is None:
-        try:
-            known = recalled_method(provenance)
-        except SettingError as error:
-            known = error
     if seed is None:
         seed = provenance["seed"] if is_whole(provenance.get("seed")) else 0
-    return known, recipe or recalled_recipe(provenance), seed
+    return (
+        _or_error(recalled_method, provenance) if method is None else method,
+        _or_error(recalled_recipe, provenance) if recipe is None else recipe,
+        seed,
+    )
+
+
+def _or_error(
+    recall: Callable[[Mapping[str, Any]], Settings], provenance: Mapping[str, Any]
+) -> Settings | SettingError:
+    try:
+        return recall(provenance)
+    except SettingError as error:
+        return error
 
 
 def recalled_method(provenance: Mapping[str, Any]) -> Halrp:
@@ -137,12 +144,14 @@ _DTYPES = {str(dtype): dtype for dtype in (torch.bfloat16, torch.float16, torch.
 
 
 def recalled_recipe(provenance: Mapping[str, Any]) -> Recipe:
-    """The recipe that a task was learned with."""
+    """The recipe that a task was learned with; `SettingError` if this version does not train with it."""
     try:
         known = {field.name for field in dataclasses.fields(Recipe)}
         fields = {name: value for name, value in provenance["recipe"].items() if name in known}
         if fields.get("autocast") is not None:
             fields["autocast"] = _DTYPES[fields["autocast"]]
         return Recipe(**fields)
+    except SettingError:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DamagedError(f"a task's file does not give the recipe that it was learned with ({error})") from error

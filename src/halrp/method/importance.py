@@ -7,7 +7,7 @@ Hessian is replaced by the empirical Fisher, the second moment of the gradient, 
 - `MeanSquare` keeps one number per layer, the mean diagonal entry of the Fisher, as the released code does;
 - `GradientNorm` keeps ‖g‖² of the whole gradient, as the paper's equations do.
 
-All run the network in evaluation mode on true labels, at the weights that warm-up reached.
+All run the network in evaluation mode on true labels, at the weights that warm-up reached. Sums are float32 at least.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ from halrp.objectives import classification
 from halrp.training.batches import Data
 
 
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """A tensor in the precision of sums and decompositions: float32 for the half precisions, or its own."""
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
 @dataclass(frozen=True)
 class GradientNorm:
     """Paper: h_l = ‖g_l‖², with g_l the gradient of the mean loss over all the data; a sum over elements."""
@@ -37,7 +42,7 @@ class GradientNorm:
 
     def __call__(self, module: nn.Module, weights: Mapping[str, Tensor], data: Data, batch: int) -> dict[str, Tensor]:
         """Return a scalar tensor for each weight."""
-        total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+        total = {name: torch.zeros_like(at_least_float32(weight)) for name, weight in weights.items()}
         for gradients, size in _gradients(module, weights, data, batch):
             for name, gradient in gradients.items():
                 total[name] += gradient * (size / data.examples)
@@ -56,7 +61,7 @@ class MeanSquare:
 
     def __call__(self, module: nn.Module, weights: Mapping[str, Tensor], data: Data, batch: int) -> dict[str, Tensor]:
         """Return a scalar tensor for each weight."""
-        total = {name: torch.zeros((), device=w.device, dtype=w.dtype) for name, w in weights.items()}
+        total = {name: at_least_float32(w.new_zeros(())) for name, w in weights.items()}
         count = 0
         for gradients, size in _gradients(module, weights, data, batch):
             count += 1
@@ -146,9 +151,11 @@ class _Moments:
         self.positions = 0
 
     def add_inputs(self, rows: Tensor) -> None:
+        rows = at_least_float32(rows)
         self.a = self.a + rows.T @ rows
 
     def add_gradients(self, rows: Tensor) -> None:
+        rows = at_least_float32(rows)
         self.waiting = self.waiting + rows.T @ rows
         self.positions += rows.shape[0]
 
@@ -168,7 +175,7 @@ def _gradients(module: nn.Module, weights: Mapping[str, Tensor], data: Data, bat
         with _differentiable(module):
             loss = classification.loss(module(x), y)
             gradients = torch.autograd.grad(loss, [weights[name] for name in names], allow_unused=True)
-        yield {n: g for n, g in zip(names, gradients, strict=True) if g is not None}, y.shape[0]
+        yield {n: at_least_float32(g) for n, g in zip(names, gradients, strict=True) if g is not None}, y.shape[0]
 
 
 def _differentiable(module: nn.Module) -> AbstractContextManager[None]:

@@ -1,20 +1,22 @@
 """From free weights to a low-rank start: scales, decomposition and allocation over all layers.
 
 Warm-up leaves a weight W^free for each adapted base weight W. Here it becomes r ∘ W ∘ s + p q with a rank for each
-layer, or a dense copy where that costs no more. Only tensors go in and out.
+layer, or a dense copy where that costs no more. Only tensors go in and out. Weights in half precision are decomposed in
+float32, and their factors rounded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from halrp.method import allocate, decompose
-from halrp.method.importance import Curvature, Sensitivity
+from halrp.method.importance import Curvature, Sensitivity, at_least_float32
 from halrp.method.method import Halrp
 from halrp.method.protocols import LayerOptions, TaskCosts
 from halrp.method.scales import scaled
@@ -80,7 +82,10 @@ def low_rank_start(
     }
     allocation = method.allocate.allocate({name: layer.options for name, layer in layers.items()}, costs, base_size)
     return Start(
-        {name: _factors(layers[name], rank, method, generator) for name, rank in allocation.ranks.items()},
+        {
+            name: _factors(layers[name], rank, method, generator).map(partial(torch.Tensor.to, dtype=free[name].dtype))
+            for name, rank in allocation.ranks.items()
+        },
         {name: free[name].clone() for name in free if name in allocation.dense},
         {name: _recovered(layer, importance[name], allocation.ranks.get(name)) for name, layer in layers.items()},
         {name: layer.options.scores for name, layer in layers.items()},
@@ -96,10 +101,12 @@ def _decomposed(
     view: str,
     limit: int | None,
 ) -> _Layer:
+    element = base.element_size()
+    free, base = at_least_float32(free), at_least_float32(base)
     r, s = method.scales(free, base)
     residual = free - scaled(base, r, s)
     matrix = decompose.matrix(residual, view)
-    prices = _prices(method, base, matrix)
+    prices = _prices(method, base.shape, matrix, element)
     # Components that no budget pays for need not be computed, which spares most of a large spectrum.
     most = None if limit is None else min(*matrix.shape, max(1, limit // prices.component))
     if curvature is not None:
@@ -119,8 +126,8 @@ def _decomposed(
     return _Layer(r, s, matrix, u, sigma, v, LayerOptions(scores, *prices, rest, may_be_dense))
 
 
-def _prices(method: Halrp, weight: Tensor, matrix: Tensor) -> _Prices:
-    costs = weight_costs(weight.shape, matrix.shape[1], method.precision, weight.element_size())
+def _prices(method: Halrp, shape: tuple[int, ...], matrix: Tensor, element: int) -> _Prices:
+    costs = weight_costs(shape, matrix.shape[1], method.precision, element)
     return _Prices(*(method.allocate.price(size) for size in costs))
 
 

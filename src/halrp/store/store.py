@@ -36,6 +36,13 @@ from halrp.store.tensors import copy_of
 
 _TEMPORARY = re.compile(rf"(tasks/)?\..+{re.escape(atomic.TEMPORARY)}")
 _LARGEST_MANIFEST = 64 * 2**20
+_CONVERSIONS = {
+    torch.float64: "double",
+    torch.float32: "float",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "half",
+}
+"""How a model's precision is changed."""
 
 
 class Store:
@@ -255,9 +262,16 @@ def _classes_of(tensors: Mapping[str, torch.Tensor], like: Base, source: str) ->
     classes = tensors[weight].shape[0] if weight in tensors and tensors[weight].dim() else 0
     head = {n for n in like.plan.parameters if like.plan.role(n) == "head"}
     shapes = {n: (classes, *t.shape[1:]) if n in head else tuple(t.shape) for n, t in ours.items()}
-    wrong = sorted(ours.keys() ^ tensors.keys()) or [
-        n for n in ours if shapes[n] != tuple(tensors[n].shape) or ours[n].dtype != tensors[n].dtype
-    ]
+    wrong = sorted(ours.keys() ^ tensors.keys()) or [n for n in ours if shapes[n] != tuple(tensors[n].shape)]
+    other_types = [] if wrong else [n for n in ours if ours[n].dtype != tensors[n].dtype]
+    if other_types:
+        name = other_types[0]
+        stored = tensors[name].dtype
+        convert = f"model.{_CONVERSIONS[stored]}()" if stored in _CONVERSIONS else "tensors of the stored types"
+        raise WrongBaseError(
+            f"{source} holds {name} as {stored}, the model has {ours[name].dtype} ({len(other_types)} such tensors); "
+            f"pass the model it was made with, in its precision: {convert}"
+        )
     if wrong or not classes:
         raise WrongBaseError(
             f"{source} does not fit the model at {', '.join(wrong[:3]) or weight}; pass the model it was made with"

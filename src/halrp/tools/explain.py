@@ -31,6 +31,7 @@ from halrp.model.file_size import planned_bytes
 from halrp.model.layers.registry import family_for
 from halrp.model.layout import Layout
 from halrp.model.plan import ParameterPlan, Plan, Problem, Role, examine
+from halrp.model.wrappers import unwrapped
 from halrp.provenance import describe
 from halrp.training.recipe import Recipe
 
@@ -157,6 +158,7 @@ def explain(model: nn.Module, head: str | None = None, precision: Precision = "f
     """
     if precision not in PRECISIONS:
         raise SettingError(f"precision is {precision!r}; choose one of {', '.join(map(repr, PRECISIONS))}")
+    model, head = unwrapped(model, head)
     plan, problems = examine(model, head)
     if isinstance(model, torch.jit.ScriptModule):
         rows: tuple[Row, ...] = ()

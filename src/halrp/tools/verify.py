@@ -25,6 +25,7 @@ from halrp.model.base import Base
 from halrp.model.delta import Delta
 from halrp.model.layout import Layout
 from halrp.model.plan import plan
+from halrp.model.wrappers import unwrapped
 from halrp.store import atomic, task_file
 from halrp.store.manifest import Manifest
 from halrp.store.store import Store
@@ -51,7 +52,7 @@ def verify(folder: str | os.PathLike[str], model: nn.Module | None = None) -> tu
     present = sorted(path.relative_to(store.folder).as_posix() for path in _walk(store.folder))
     if not store.exists() and not any(_NAMED.fullmatch(name) for name in present):
         store.manifest()  # raises: this is no store
-    return tuple(_Reading(store, model).findings(present))
+    return tuple(_Reading(store, None if model is None else unwrapped(model)[0]).findings(present))
 
 
 class _Reading:

@@ -24,6 +24,7 @@ from halrp.errors import DataError, DivergedError, SettingError
 from halrp.objectives import classification
 from halrp.training.batches import Augment, Data, InMemory, Loaded, refuse_no_batch
 from halrp.training.checkpoint import Checkpoints
+from halrp.training.master_weights import MasterWeights
 from halrp.training.progress import Notify, Progress
 from halrp.training.recipe import Recipe, autocast
 
@@ -119,7 +120,11 @@ class Training:
         # A loader has its own batch size, and no batch is larger than the task.
         batch = data.examples / data.steps(recipe.batch) if isinstance(data, Loaded) else recipe.batch
         self._batch = min(batch, data.examples)
-        self._optimiser = _optimiser(self._groups, recipe)
+        self._weights = MasterWeights(self._parameters)
+        optimised = iter(self._weights.optimised)
+        self._optimiser = _optimiser(
+            [replace(group, parameters=[next(optimised) for _ in group.parameters]) for group in self._groups], recipe
+        )
         self._step = 0
         self._seconds = 0.0
         saved = None if checkpoints is None else checkpoints.load(stage.name)
@@ -178,16 +183,20 @@ class Training:
             options["lr"] = rate * group.lr
         with autocast(recipe.autocast, self._device):
             loss = hooks.loss(self.module, x, y)
-        self._optimiser.zero_grad(set_to_none=True)
+        for parameter in self._parameters:
+            parameter.grad = None
         (loss * recipe.gradient_scale if recipe.gradient_scale != 1.0 else loss).backward()
         self._add_l1_gradients()
         if hooks.after_backward is not None:
             hooks.after_backward()
             self._match_gradient_layout()
+        self._weights.take_gradients()
         self._optimiser.step()
+        self._weights.write()
         if hooks.after_step is not None:
             with torch.no_grad():
                 hooks.after_step()
+            self._weights.read()
         self._step += 1
         return loss.detach()
 
@@ -230,7 +239,7 @@ class Training:
 
     def _state(self) -> dict[str, Tensor]:
         """Every tensor that an epoch changes, except the optimiser's moments: parameters and buffers."""
-        state: dict[str, Tensor] = {f"parameter/{i}": parameter for i, parameter in enumerate(self._parameters)}
+        state: dict[str, Tensor] = {f"parameter/{i}": parameter for i, parameter in enumerate(self._weights.optimised)}
         # The frozen weight of an adapted layer is a buffer too, and as large as the base.
         buffers = {n: b for n, b in self.module.named_buffers() if not n.endswith("base_weight")}
         return state | {f"buffer/{name}": buffer for name, buffer in buffers.items()}
@@ -251,11 +260,12 @@ class Training:
             _, index, name = key.split("/")
             moment = tensors[key]
             if moment.dim():  # the fused step assumes that a moment has the strides of its parameter
-                moment = torch.empty_like(self._parameters[int(index)]).copy_(moment)
+                moment = torch.empty_like(self._weights.optimised[int(index)]).copy_(moment)
             moments.setdefault(int(index), {})[name] = moment
         with torch.no_grad():
             for key, tensor in state.items():
                 tensor.copy_(saved[key])
+        self._weights.write()
         groups = self._optimiser.state_dict()["param_groups"]
         self._optimiser.load_state_dict({"state": moments, "param_groups": groups})
         self.epoch, self._step, self._seconds = position["epoch"], position["step"], position["seconds"]

@@ -38,7 +38,7 @@ class Recipe:
     """Factor on every gradient; Adam sees it only through its epsilon, SGD like a factor on `lr`. The released code of
     the paper uses 10."""
     autocast: torch.dtype | None = None
-    """Lower precision for forward passes, for example torch.bfloat16. None: the model's own."""
+    """Lower precision for forward passes: torch.bfloat16. None: the model's own."""
     channels_last: bool = True
     """Keep pictures and kernels of two-dimensional convolutions with channels last, which is faster."""
     drop_last: bool = field(default=False, metadata=LATER)
@@ -66,6 +66,13 @@ class Recipe:
         if self.schedule not in ("exponential", "cosine", "constant"):
             raise SettingError(
                 f"Recipe(schedule={self.schedule!r}) is unknown; choose 'exponential', 'cosine' or 'constant'"
+            )
+        if self.autocast not in (None, torch.bfloat16):
+            reason = (
+                " needs its loss scaled, which is not done here" if self.autocast == torch.float16 else " is unknown"
+            )
+            raise SettingError(
+                f"Recipe(autocast={self.autocast!r}){reason}; give torch.bfloat16, or None for the model's own"
             )
         if self.optimiser not in ("adam", "sgd"):
             raise SettingError(f"Recipe(optimiser={self.optimiser!r}) is unknown; choose 'adam' or 'sgd'")
