@@ -90,7 +90,7 @@ def test_files_left_out_are_listed(records: Path) -> None:
     put(records, "again.json", json.loads((records / "hA0.json").read_text()), age=100)
     out = ran(records).out
     assert "Left out, unfinished: 1" in out
-    assert "run.unfinished: 1 tasks done" in out
+    assert "run.unfinished: 1 of 2 tasks done" in out
     assert "cut.json: not JSON" in out
     assert "again.json: " in out
     assert "Left out, JSON that is not a record of a run: 1" in out

@@ -125,7 +125,7 @@ def test_files_left_out_are_listed(records: Path) -> None:
     unfinished(records, "run.unfinished", stable({0: 0.5, 1: 0.6}, [0, 1]), 1)
     put(records, "cut.json", "{")
     out = ran(records).out
-    assert "run.unfinished: 1 tasks done" in out
+    assert "run.unfinished: 1 of 2 tasks done" in out
     assert "cut.json: not JSON" in out
 
 

@@ -14,6 +14,7 @@ import torch
 from halrp.lab.records import frames
 from halrp.lab.records.frames import Frame
 from halrp.lab.records.schema import Record
+from halrp.lab.records.state_file import Saved, pack
 from halrp.lab.records.summary import summarise
 
 ENVIRONMENT = {"machine": "x86_64", "threads": 1}
@@ -58,7 +59,7 @@ def made(
             row |= {"parameters": size / 4, "bytes": size, "counted": size / 5}
         row |= {"seconds": 2.0 if seconds is None else seconds[position], "stages": {}, "peak_bytes": 10**6 + position}
         rows.append(row)
-    values = {"method": method, "stream": "digits", "backbone": "mlp"} | cell
+    values: dict[str, Any] = {"method": method, "stream": "digits", "backbone": "mlp", "tasks": len(test)} | cell
     recipe = {"epochs": 3} | values.pop("recipe", {})
     values |= {"recipe": recipe}
     resolved = values | {"settings": values.get("settings", {}), "recipe": recipe}
@@ -94,6 +95,7 @@ def put(folder: Path, name: str, content: object, age: int = 0) -> Path:
 def unfinished(folder: Path, name: str, record: dict[str, Any], done: int) -> Path:
     """Write what is left of a run that was stopped after some tasks."""
     folder.mkdir(parents=True, exist_ok=True)
-    facts = json.dumps({"cell": record["cell"], "rows": record["rows"][:done], "facts": {}})
-    (folder / name).write_bytes(safetensors.torch.save({"w": torch.zeros(2)}, {"facts": facts}))
+    origin = {"cell": record["cell"], "resolved": record.get("resolved")}
+    tensors = safetensors.torch.save({"w": torch.zeros(2)})
+    (folder / name).write_bytes(pack(Saved(origin, ["data"] * done, record["rows"][:done], {}, tensors)))
     return folder / name

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -35,7 +37,7 @@ def test_a_path_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 
 def test_unfinished_runs_say_how_far_they_came(tmp_path: Path) -> None:
-    unfinished(tmp_path, "run.unfinished", RECORD, 1)
+    unfinished(tmp_path, "run.unfinished", stable({0: 0.5, 1: 0.7}, [0, 1], tasks=None), 1)
     unfinished(tmp_path, "short.unfinished", stable({0: 0.5, 1: 0.7}, [0, 1], tasks=2), 1)
     put(tmp_path, "cut.unfinished", "not safetensors")
     assert [(name, kind) for name, kind, _ in reasons(tmp_path)] == [
@@ -43,7 +45,7 @@ def test_unfinished_runs_say_how_far_they_came(tmp_path: Path) -> None:
         ("run.unfinished", "unfinished"),
         ("short.unfinished", "unfinished"),
     ]
-    assert [reason for *_, reason in reasons(tmp_path)[1:]] == ["1 tasks done", "1 of 2 tasks done"]
+    assert [reason for *_, reason in reasons(tmp_path)[1:]] == ["1 of 10 tasks done", "1 of 2 tasks done"]
 
 
 def test_other_json_is_distinguished_from_damaged_records(tmp_path: Path) -> None:
@@ -81,6 +83,14 @@ def broken(name: str, value: Any, **cell: Any) -> dict[str, Any]:
         (broken("", 0, settings=[1]), "impossible configuration"),
         (RECORD | {"resolved": [1]}, "AttributeError"),
         (RECORD | {"rows": []}, "rows do not follow"),
+        (RECORD | {"rows": {"0": 1}}, "rows do not follow"),
+        (RECORD | {"rows": [1, 2]}, "rows do not follow"),
+        (RECORD | {"rows": RECORD["rows"][:1]}, "it has 1 rows for 2 tasks"),
+        (RECORD | {"rows": RECORD["rows"][1:]}, "rows do not follow"),
+        (made([[0.5]], tasks=None), "it has 1 rows for 10 tasks"),
+        (made([[0.5]], tasks=None, stream="tinyimagenet-20@swapped"), "it has 1 rows for 20 tasks"),
+        (made([[0.5]]) | {"resolved": made([[0.5]], method="stl")["resolved"]}, "its cell names method 'halrp-budget'"),
+        (made([[0.5]], seed=4) | {"resolved": made([[0.5]], seed=3)["resolved"]}, "its cell names seed 4"),
         (RECORD | {"cell": None}, "not a record"),
     ],
 )
@@ -177,3 +187,41 @@ def test_a_record_that_was_changed_is_left_out(tmp_path: Path) -> None:
     assert [(name, kind) for name, kind, _ in reasons(tmp_path)] == [("bad.json", "damaged")]
     assert "checksum" in reasons(tmp_path)[0][2]
     assert len(load([tmp_path]).records) == 1
+
+
+def test_a_record_of_version_2_needs_its_checksum(tmp_path: Path) -> None:
+    raw = sealed()
+    del raw["checksum"]
+    for content in (raw, {name: value for name, value in raw.items() if name != "version"}, raw | {"version": 1}):
+        put(tmp_path, "bad.json", content)
+        assert [kind for _, kind, _ in reasons(tmp_path)] == ["damaged"]
+        assert "checksum" in reasons(tmp_path)[0][2]
+
+
+@pytest.mark.parametrize("version", [3, 0, "2", None])
+def test_a_record_of_a_version_that_is_not_known_is_left_out(version: object, tmp_path: Path) -> None:
+    put(tmp_path, "new.json", sealed() | {"version": version})
+    assert [(kind, f"a record of version {version!r}" in reason) for _, kind, reason in reasons(tmp_path)] == [
+        ("damaged", True)
+    ]
+
+
+def test_a_sealed_record_with_any_byte_changed_is_left_out_or_the_same(tmp_path: Path) -> None:
+    content = json.dumps(sealed(title="Mine"), indent=1).encode()
+    expected, random, refused = load([put(tmp_path, "good.json", content.decode())]).records, Random(0), 0
+    for _ in range(300):
+        at = random.randrange(len(content))
+        other = bytes([content[at] ^ random.randrange(1, 128)])
+        (tmp_path / "good.json").write_bytes(content[:at] + random.choice((other, b"", other * 2)) + content[at + 1 :])
+        loaded = load([tmp_path])
+        refused += len(loaded.problems)
+        assert loaded.records in ([], expected), at
+    assert refused > 200
+
+
+def test_a_sealed_record_that_is_cut_anywhere_is_left_out(tmp_path: Path) -> None:
+    content = json.dumps(sealed(), indent=1).encode()
+    for cut in range(0, len(content), 5):
+        (tmp_path / "cut.json").write_bytes(content[:cut])
+        [problem] = load([tmp_path]).problems
+        assert problem.kind in ("damaged", "other"), cut

@@ -12,13 +12,15 @@ from torch import Tensor
 from halrp.errors import DamagedError, LockedError, WriteError
 from halrp.lab import demo, streams
 from halrp.lab.methods import Method
-from halrp.lab.run import runner
+from halrp.lab.records import schema
+from halrp.lab.run import runner, state, sweep
 from halrp.lab.run.cell import Cell
 from halrp.lab.streams import Split
 from halrp.store import atomic
 from halrp.training.progress import Progress
 from tests.lab.page_content import page_content
 
+ROOT = Path(__file__).parents[3]
 SHORT: dict[str, Any] = {"recipe": {"epochs": 2, "batch": 32}, "tasks": 3}
 CELL = Cell("halrp-budget", "digits", "digits-net", settings={"parameters_per_task": 4000}, **SHORT)
 
@@ -105,7 +107,7 @@ def test_a_finished_cell_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_cell_that_another_process_runs_is_not_run_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cell = Cell("be", "digits", "digits-net", **(SHORT | {"tasks": 1}))
-    monkeypatch.setattr(runner, "WAIT", 0.0)
+    monkeypatch.setattr(state, "WAIT", 0.0)
     with (
         atomic.locked(runner.RunState(tmp_path, cell).work),
         pytest.raises(LockedError, match=f"{cell.name}.*wait for it"),
@@ -115,20 +117,55 @@ def test_a_cell_that_another_process_runs_is_not_run_beside_it(tmp_path: Path, m
     assert [path.name for path in tmp_path.iterdir()] == [f"{cell.name}.json"]
 
 
-def test_a_state_that_is_damaged_or_of_another_cell_is_not_used(tmp_path: Path) -> None:
-    cell = Cell("be", "digits", "digits-net", **(SHORT | {"tasks": 2}))
-    whole = runner.execute(cell, tmp_path / "whole")
-    (tmp_path / "cut").mkdir()
-    (tmp_path / "cut" / f"{cell.name}{runner.UNFINISHED}").write_bytes(b"nothing of use")
-    assert runner.without_times(runner.execute(cell, tmp_path / "cut")) == runner.without_times(whole)
-
-
 def test_a_record_says_where_it_was_made_and_can_be_read_back(tmp_path: Path) -> None:
     cell = Cell("be", "digits", "digits-net", **(SHORT | {"tasks": 1}))
     result = runner.execute(cell, tmp_path)
     assert runner.read(tmp_path / f"{cell.name}.json") == json.loads(json.dumps(result))
     assert {"halrp", "torch", "numpy", "python", "threads", "commit"} <= result["environment"].keys()
     assert result["cell"] == cell.canonical()
+
+
+def test_a_record_of_another_run_under_a_cells_name_is_refused(tmp_path: Path) -> None:
+    tiny: dict[str, Any] = SHORT | {"tasks": 1}
+    cell, other = Cell("be", "digits", "digits-net", **tiny), Cell("be", "digits", "digits-net", seed=1, **tiny)
+    target = runner.write(tmp_path, runner.execute(cell, tmp_path / "own"))
+    assert sweep.finished(cell, tmp_path)
+    record = runner.execute(other, tmp_path / "other")
+    for content, reason in (
+        (record, "the record of another cell"),
+        (schema.seal(record | {"cell": record["cell"] | {"method": "stl"}, "resolved": None}), "of another cell"),
+        (schema.seal(record | {"cell": cell.canonical()}), "its cell names seed 0, its resolved values 1"),
+    ):
+        target.write_bytes(runner.serialise(content))
+        for use in (runner.execute, sweep.finished):
+            with pytest.raises(DamagedError, match=reason):
+                use(cell, tmp_path)
+        assert target.read_bytes() == runner.serialise(content), "it is left as it was"
+
+
+def test_a_record_whose_values_were_resolved_otherwise_is_not_taken_for_the_cells(tmp_path: Path) -> None:
+    cell = Cell("be", "digits", "digits-net", **(SHORT | {"tasks": 1}))
+    record = runner.execute(cell, tmp_path / "own")
+    recipe = record["resolved"]["recipe"]
+    older = {name: value for name, value in recipe.items() if name != "decay"}
+    runner.write(tmp_path, schema.seal(record | {"resolved": record["resolved"] | {"recipe": older}}))
+    assert sweep.finished(cell, tmp_path), "a setting that the record lacks is newer than the record"
+    runner.write(tmp_path, schema.seal(record | {"resolved": record["resolved"] | {"recipe": recipe | {"lr": 7.0}}}))
+    with pytest.raises(DamagedError, match=r"a run with recipe\.lr=7\.0, where .* has 0\.001; move it away"):
+        sweep.finished(cell, tmp_path)
+
+
+def test_every_committed_record_is_that_of_the_cell_it_is_named_after() -> None:
+    paths = [
+        path
+        for path in (ROOT / "results").rglob("*.json")
+        if "rows" in (raw := json.loads(path.read_text())) and "cell" in raw
+    ]
+    assert len(paths) > 400
+    for path in paths:
+        cell = Cell.of(runner.read(path)["cell"])
+        assert cell.name == path.stem
+        assert sweep.finished(cell, path.parent)
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"cell": {"method": "be"}, "rows": []}', '{"cell": {}, "rows": [1]}'])

@@ -8,10 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-import safetensors
-
 from halrp.errors import DamagedError, HalrpError, SettingError
-from halrp.lab.records import schema
+from halrp.lab.records import schema, state_file
 from halrp.lab.records.schema import UNFINISHED, NotARecord, Raw, Record
 from halrp.store import atomic
 
@@ -92,21 +90,9 @@ def _files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
 
 def _progress(path: Path) -> str:
     """How far an interrupted run came."""
-    try:
-        with safetensors.safe_open(path, "np") as file:
-            state = json.loads(file.metadata()["facts"])
-        done, total = len(state["rows"]), state["cell"].get("tasks")
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        RuntimeError,
-        safetensors.SafetensorError,
-    ) as error:
-        raise DamagedError(f"not the state of a run ({type(error).__name__}: {error})") from error
-    return f"{done}{'' if total is None else f' of {total}'} tasks done"
+    saved = state_file.read(path, tensors=False)
+    total = schema.tasks_of(saved.cell)
+    return f"{len(saved.rows)}{'' if total is None else f' of {total}'} tasks done"
 
 
 def _read(path: Path) -> Raw:

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from halrp.checks import is_number
-from halrp.errors import DamagedError, HalrpError
+from halrp.errors import DamagedError, FormatError, HalrpError
 from halrp.lab.reference import load_reference
-from halrp.lab.registry import METHODS
+from halrp.lab.registry import METHODS, STREAMS, SUBSET
 from halrp.store import atomic
 
 VERSION = 2
@@ -35,6 +35,9 @@ TIMES = ("seconds", "stages", "peak_bytes")
 """Entries of a row that differ from run to run."""
 NUMBERS = ("parameters", "bytes", "counted", "seconds", "peak_bytes")
 """Entries of a row that are numbers, where they are present."""
+
+_CELL = {"method": "", "stream": "", "backbone": "", "order": "A", "seed": 0, "fraction": 1.0, "tasks": None}
+"""Entries of a cell besides settings, and what it means to leave one out."""
 
 Raw: TypeAlias = dict[str, Any]
 """A record as JSON."""
@@ -211,24 +214,61 @@ def read(path: str | os.PathLike[str]) -> Raw:
     """Read a record as JSON; a file that is not a complete record is a `DamagedError`."""
     path = Path(path)
     try:
-        return complete(json.loads(atomic.read(path, LARGEST)), path)
+        content = json.loads(atomic.read(path, LARGEST))
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"{path} is not a record ({type(error).__name__}: {error}); move it away") from error
+    return complete(content, path)
 
 
 def complete(raw: Any, path: Path) -> Raw:
-    """The content of a file, once it is known to be a complete, unchanged record."""
+    """The content of a file, once it is known to be a complete, unchanged record of one run."""
     try:
-        rows = raw["rows"]
-        in_order = all(len(row["test"]) == i + 1 and row["position"] == i for i, row in enumerate(rows))
-        whole = isinstance(raw["cell"]["method"], str) and len(rows) > 0 and in_order
-    except (KeyError, TypeError) as error:
+        reason = _incomplete(raw)
+    except (KeyError, TypeError, AttributeError) as error:
         raise DamagedError(f"{path} is not a record ({type(error).__name__}: {error}); move it away") from error
-    if not whole:
-        raise DamagedError(f"{path} is not a complete record: its rows do not follow each other; move it away")
-    if "checksum" in raw and raw["checksum"] != checksum(raw):
+    if reason:
+        raise DamagedError(f"{path} is {reason}; move it away")
+    version = raw.get("version", 1)
+    if version not in range(1, VERSION + 1):
+        raise FormatError(f"{path} is a record of version {version!r}; this version of halrp reads up to {VERSION}")
+    sealed = version > 1 or "checksum" in raw or "method" in raw  # version 1 has neither
+    if sealed and raw.get("checksum") != checksum(raw):
         raise DamagedError(f"{path} is not what the run wrote: its checksum does not match; move it away")
     return dict(raw)
+
+
+def _incomplete(raw: Any) -> str:
+    """Why the content of a file is not a complete record; empty if it is one."""
+    cell, rows, resolved = raw["cell"], raw["rows"], raw.get("resolved") or {}
+    if not (isinstance(cell["method"], str) and rows_in_order(rows)):
+        return "not a complete record: its rows do not follow each other"
+    for name, default in _CELL.items():
+        named = cell.get(name, default)
+        if named != resolved.get(name, named):
+            return f"not one record: its cell names {name} {named!r}, its resolved values {resolved[name]!r}"
+    tasks = tasks_of(cell)
+    if tasks is not None and len(rows) != tasks:
+        return f"not a complete record: it has {len(rows)} rows for {tasks} tasks"
+    return ""
+
+
+def rows_in_order(rows: Any) -> bool:
+    """Whether rows follow each other: at each position the accuracies of all tasks up to it."""
+    return (
+        isinstance(rows, list)
+        and len(rows) > 0
+        and all(isinstance(row, dict) and isinstance(row.get("test"), list) for row in rows)
+        and all(len(row["test"]) == i + 1 and row.get("position") == i for i, row in enumerate(rows))
+    )
+
+
+def tasks_of(cell: Mapping[str, Any]) -> int | None:
+    """The number of tasks that a cell learns; None if that is not known without its data."""
+    if cell.get("tasks") is not None:
+        return int(cell["tasks"])
+    stream = str(cell.get("stream"))
+    entry = None if stream.endswith(SUBSET) else STREAMS.get(stream.partition("@")[0])
+    return (entry.tasks or None) if entry is not None else None
 
 
 def without_times(raw: Raw) -> Raw:

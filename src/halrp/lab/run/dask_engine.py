@@ -8,12 +8,12 @@ Workers need this package, the data, and the module of a method of your own. Wor
 folder write records and states there, and a cell whose worker is lost continues from its state on another one. Other
 workers keep the state in the cache of their machine and send the record to the client, which writes it.
 
-Dask runs a lost worker's cell again. A worker process runs one cell at a time, whatever its number of threads.
+Dask runs a lost worker's cell again. A worker process runs one cell at a time, whatever its number of threads. Cells
+of a client that has left, or was killed, are stopped.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import secrets
@@ -39,11 +39,11 @@ from halrp.training.progress import Progress
 _one_cell = threading.Lock()
 """Cells restore the process's global generators after use, so that two at once would disturb each other."""
 CHECK_EVERY = 1.0
-"""Seconds between two checks whether the client wants the cell stopped."""
+"""Seconds between two checks whether the client still wants the cell."""
 
 
 class Stopped(Exception):  # noqa: N818  (not an error)
-    """The client has stopped the cell."""
+    """The client does not want the cell any more, or has gone."""
 
 
 class DaskEngine(Engine):
@@ -78,7 +78,7 @@ class DaskEngine(Engine):
             ) from error
         self.folder, self.jobs, self.retries = Path(folder).absolute(), jobs, retries
         token = secrets.token_hex(8)
-        self._topic, self._stop = f"halrp-{token}", distributed.Event(f"halrp-stop-{token}", client=self.client)
+        self._topic = f"halrp-{token}"
         self._marker = self.folder / f".{self._topic}"
         """A file by which workers recognise that they share this folder."""
         atomic.write(self._marker, b"", durable=False)
@@ -122,7 +122,6 @@ class DaskEngine(Engine):
         """Stop the workers' cells, and disconnect."""
         with suppress(Exception):  # whatever the cluster's state is
             if self._futures:
-                self._stop.set()
                 self.client.cancel(list(self._futures.values()), force=True)
             self.client.unsubscribe_topic(self._topic)
         self._futures.clear()
@@ -137,7 +136,6 @@ class DaskEngine(Engine):
             cell.canonical(),
             *self._arguments,
             self._topic,
-            self._stop.name,
             key=f"{cell.name}-{self._topic}-{self._sent}",
             retries=self.retries,
         )
@@ -162,19 +160,22 @@ class DaskEngine(Engine):
                 self._waiting.append(self._cells[name])
             return [event]
         target = self.folder / f"{name}.json"
-        if not target.exists():
-            atomic.write(target, (json.dumps(record, indent=1) + "\n").encode())
+        try:
+            if not target.exists():
+                atomic.write(target, runner.serialise(runner.check_sent(self._cells[name], record)))
+        except HalrpError as error:
+            return [Event(name, "failed", text=one_line(error))]
         return [Event(name, "done")]
 
 
 def run(
-    name: str, values: Mapping[str, Any], folder: str, marker: str, data: str | None, device: str, topic: str, stop: str
+    name: str, values: Mapping[str, Any], folder: str, marker: str, data: str | None, device: str, topic: str
 ) -> tuple[runner.Record | None, dict[str, Any] | None]:
     """Run a cell in a Dask worker; returns its record, or the event of an error that Dask must not retry."""
     import distributed
 
     worker = distributed.get_worker()
-    stopping = distributed.Event(stop)
+    key = worker.get_current_task()
     checked = time.monotonic()
 
     def notify(event: Event) -> None:
@@ -184,7 +185,8 @@ def run(
         nonlocal checked
         if time.monotonic() - checked >= CHECK_EVERY:
             checked = time.monotonic()
-            if stopping.is_set():
+            task = worker.state.tasks.get(key)
+            if task is None or task.state == "cancelled":
                 raise Stopped
 
     shared = Path(marker).exists()

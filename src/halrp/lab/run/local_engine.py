@@ -1,4 +1,4 @@
-"""The engine on this machine: processes that run one cell after the other."""
+"""The engine on this machine: processes that run one cell after the other, and end when the engine's process does."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -167,6 +168,7 @@ def _work(pipe: Connection, folder: str, data: str | None, device: str) -> None:
     """The main function of a worker: it receives cells through the pipe and sends events back."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _exit)
+    threading.Thread(target=_end_with_parent, daemon=True, name="halrp-watchdog").start()
     torch.set_num_threads(1)
 
     def notify(event: Event) -> None:
@@ -186,6 +188,17 @@ def _work(pipe: Connection, folder: str, data: str | None, device: str) -> None:
         except Exception as error:
             end = error_event(name, error)
         notify(end)
+
+
+def _end_with_parent() -> None:
+    """End this process as soon as the one that started it has ended, by whatever signal.
+
+    The sentinel is a pipe whose other end the parent holds and never writes to, so that the system closes it.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a worker is started by an engine"
+    wait([parent.sentinel])
+    os._exit(1)  # files are written atomically, so that any moment will do
 
 
 def _exit(signum: int, frame: FrameType | None) -> None:

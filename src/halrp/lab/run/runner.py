@@ -1,8 +1,8 @@
 """Run a cell: a raw row after each task, a state to resume from, and the record at the end.
 
-After each task the rows so far and the method's state are written atomically as one file, `NAME.unfinished`. A run that
-is killed resumes from it and ends with the record that an uninterrupted one would have written, times aside. After the
-last task the rows become the record, `NAME.json`, and the other file is deleted.
+After each task the rows so far and the method's state are written atomically as one file, `NAME.unfinished` (see
+`halrp.lab.run.state`). A run that is killed resumes from it and ends with the record that an uninterrupted one would
+have written, times aside. After the last task the rows become the record, `NAME.json`, and the other file is deleted.
 
 A record has what was measured and nothing derived from it: after each task the accuracy on every task so far, what is
 stored, and the time and memory to learn it. Tables are computed from records, never the other way round.
@@ -12,52 +12,46 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from halrp.errors import HalrpError, WriteError
+from halrp.errors import DamagedError, HalrpError, SettingError, WriteError
 from halrp.lab import backbones, methods, streams
 from halrp.lab.records import schema
 from halrp.lab.records.schema import UNFINISHED, read, without_times
 from halrp.lab.run import memory
 from halrp.lab.run.cell import Cell
 from halrp.lab.run.environment import environment
+from halrp.lab.run.state import Row, RunState, fingerprint
 from halrp.store import atomic
-from halrp.store.tensors import copy_of
 from halrp.training.progress import Notify, Progress
 
 __all__ = [
     "UNFINISHED",
-    "WAIT",
     "CachedAccuracy",
     "Record",
     "Row",
     "RunState",
     "StreamDiffers",
     "accuracy",
+    "check_sent",
     "environment",
     "execute",
     "read",
+    "read_finished",
     "record",
     "run",
+    "serialise",
     "without_times",
     "write",
 ]
 
-WAIT = 2.0
-"""Seconds to wait for a process that may be about to finish the same cell."""
-
-Row = dict[str, Any]
 Record = dict[str, Any]
 
 
@@ -81,12 +75,12 @@ def execute(
     folder = Path(folder)
     target = folder / f"{cell.name}.json"
     if target.exists():
-        return read(target)
+        return read_finished(cell, target)
     _check_writable(folder)
     state = RunState(folder, cell)
     with state.locked():
         if target.exists():  # another process has finished it meanwhile
-            finished = read(target)
+            finished = read_finished(cell, target)
         else:
             rows = []
             for row in run(cell, data=data, device=device, progress=progress, state=state):
@@ -126,25 +120,44 @@ def run(
     def build(classes: int, seed: int) -> nn.Module:
         return backbones.build(cell.backbone, classes, seed=seed, shape=stream.shape, **cell.network).to(device)
 
-    work = None if state is None else state.work
+    def make() -> methods.Method:
+        return cell.make_method(context)
+
+    work = None if state is None else state.checkpoints
     context = methods.Context(build, cell.make_recipe(), cell.seed, len(stream), cell.order, notify, work)
-    method = cell.make_method(context)
-    rows = [] if state is None else state.restore(method)
-    accuracies: list[CachedAccuracy] = []
-    for position in range(len(stream)):
+    resumed = None if state is None else _resume(state, stream, make)
+    method, rows, fingerprints, accuracies = resumed or (make(), [], [], [])
+    yield from rows[:]
+    for position in range(len(rows), len(stream)):
         task = stream[position]
         accuracies.append(CachedAccuracy(stream, position, task))
-        if position < len(rows):
-            yield rows[position]
-            continue
+        fingerprints.append("" if state is None else fingerprint(task))
         stages.clear()
         costs = _learn(method, task, device, stages)
         last = position == len(stream) - 1
         ready = last or not method.joint
         rows.append(_row(position, task) | (_measure(method, accuracies, task) if ready else {}) | costs)
         if state is not None and ready and not last:
-            state.save(method, rows)
+            state.save(method, rows, fingerprints)
         yield rows[position]
+
+
+def _resume(
+    state: RunState, stream: streams.Stream, make: Callable[[], methods.Method]
+) -> tuple[methods.Method, list[Row], list[str], list[CachedAccuracy]] | None:
+    """What a saved state gives a run to start with; None if there is no state that fits."""
+    saved = state.load(len(stream))
+    if saved is None:
+        return None
+    accuracies = []
+    for position, expected in enumerate(saved.data):
+        task = stream[position]
+        if fingerprint(task) != expected:
+            state.set_aside(f"of other data: the examples of {task.name!r} are not those that were learned")
+            return None
+        accuracies.append(CachedAccuracy(stream, position, task))
+    method = state.restore(saved, make)
+    return None if method is None else (method, [*saved.rows], [*saved.data], accuracies)
 
 
 def _learn(method: methods.Method, task: streams.Task, device: torch.device, stages: dict[str, float]) -> Row:
@@ -223,56 +236,6 @@ def accuracy(method: methods.Method, split: streams.Split, task: int) -> float:
     return round(float((predicted == split.y.to(predicted.device)).float().mean()), 6)
 
 
-class RunState:
-    """The files from which an interrupted run of one cell resumes."""
-
-    def __init__(self, folder: Path, cell: Cell) -> None:
-        """Set the paths; nothing is read or written yet."""
-        self.cell = cell
-        self.path = folder / f"{cell.name}{UNFINISHED}"
-        self.work = folder / f".{cell.name}.work"
-        """A folder for checkpoints of the task that is being learned."""
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Be the only process that runs this cell, for a block."""
-        with atomic.locked(self.work, wait=WAIT):
-            try:
-                yield
-            finally:
-                if all(path.name == "lock" for path in self.work.glob("*")):
-                    shutil.rmtree(self.work, ignore_errors=True)
-
-    def save(self, method: methods.Method, rows: list[Row]) -> None:
-        """Write rows and the method's state, in place of earlier ones."""
-        state = method.state()
-        metadata = json.dumps({"cell": self.cell.canonical(), "rows": rows, "facts": state.values})
-        content = safetensors.torch.save({n: copy_of(t) for n, t in state.tensors.items()}, {"facts": metadata})
-        atomic.write(self.path, content, durable=False)
-        for folder in self.work.glob("*"):  # checkpoints of the task just learned; HALRP's store deletes its own
-            if folder.name != "store":
-                shutil.rmtree(folder, ignore_errors=True)
-
-    def restore(self, method: methods.Method) -> list[Row]:
-        """Restore a method from the saved state, if there is one of this very cell, and return its rows."""
-        try:
-            with safetensors.safe_open(self.path, "pt") as file:
-                metadata = json.loads(file.metadata()["facts"])
-                if metadata["cell"] != json.loads(json.dumps(self.cell.canonical())):
-                    return []
-                tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError):
-            return []
-        method.restore(methods.State(tensors, metadata["facts"]))
-        rows: list[Row] = metadata["rows"]
-        return rows
-
-    def delete(self) -> None:
-        """Delete the state of a finished run."""
-        self.path.unlink(missing_ok=True)
-        shutil.rmtree(self.work, ignore_errors=True)
-
-
 def record(cell: Cell, rows: list[Row]) -> Record:
     """A finished cell as one JSON object: see `halrp.lab.records.schema`."""
     return schema.seal(
@@ -286,10 +249,45 @@ def record(cell: Cell, rows: list[Row]) -> Record:
     )
 
 
+def read_finished(cell: Cell, path: Path) -> Record:
+    """Read the record of a finished cell; one of another run under the cell's name is a `DamagedError`."""
+    return check_finished(cell, read(path), str(path))
+
+
+def check_finished(cell: Cell, raw: Record, where: str) -> Record:
+    """The record, once it is known to be one of this cell: the same configuration, and no value resolved otherwise."""
+    try:
+        same = Cell.of(raw["cell"]).canonical() == cell.canonical()
+    except (SettingError, TypeError, ValueError):
+        same = False
+    if not same:
+        raise DamagedError(f"{where} is the record of another cell than {cell.name}; move it away")
+    stored, expected = raw.get("resolved") or {}, json.loads(json.dumps(cell.resolved()))
+    for part in ("settings", "recipe", "network"):
+        for name, value in (stored.get(part) or {}).items():  # a setting that one of both lacks is newer than the other
+            if name in expected[part] and expected[part][name] != value:
+                raise DamagedError(
+                    f"{where} is of a run with {part}.{name}={value!r}, where {cell.name} has "
+                    f"{expected[part][name]!r}; move it away"
+                )
+    return raw
+
+
+def check_sent(cell: Cell, raw: Any) -> Record:
+    """A record that another process sent, once it is known to be a complete one of this cell."""
+    where = f"what a worker sent for {cell.name}"
+    return check_finished(cell, schema.complete(raw, Path(where)), where)
+
+
+def serialise(record: Record) -> bytes:
+    """The content of a record's file."""
+    return (json.dumps(record, indent=1) + "\n").encode()
+
+
 def write(folder: str | os.PathLike[str], record: Record) -> Path:
     """Write a record atomically."""
     path = Path(folder) / f"{Cell.of(record['cell']).name}.json"
-    atomic.write(path, (json.dumps(record, indent=1) + "\n").encode())
+    atomic.write(path, serialise(record))
     return path
 
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import safetensors
-
 from halrp.errors import HalrpError, SettingError
 from halrp.lab import backbones, methods, streams
 from halrp.lab.presets.sweep_file import Key, entries, key_of, read
+from halrp.lab.records import state_file
 from halrp.lab.run import runner
 from halrp.lab.run.cell import Cell
 from halrp.lab.run.engine import Engine, Event, one_line
@@ -195,10 +193,14 @@ def unfinished(folder: str | os.PathLike[str]) -> tuple[list[Cell], dict[str, st
     cells, unreadable = [], {}
     for path in sorted(Path(folder).glob(f"*{runner.UNFINISHED}")):
         try:
-            with safetensors.safe_open(path, "pt") as file:
-                cells.append(Cell.of(json.loads(file.metadata()["facts"])["cell"]))
-        except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError, HalrpError) as error:
-            unreadable[path.name] = f"{type(error).__name__}: {error}"
+            cell = Cell.of(state_file.read(path, tensors=False).cell)
+        except (HalrpError, TypeError, ValueError) as error:
+            unreadable[path.name] = one_line(error)
+            continue
+        if path.name == f"{cell.name}{runner.UNFINISHED}":
+            cells.append(cell)
+        else:
+            unreadable[path.name] = f"it has the state of another cell, {cell.name}"
     return cells, unreadable
 
 
@@ -216,6 +218,6 @@ def check_folder(folder: str | os.PathLike[str]) -> Path:
 
 
 def finished(cell: Cell, folder: str | os.PathLike[str]) -> bool:
-    """Whether a cell has a record; a damaged one is an error."""
+    """Whether a cell has a record; a damaged one, or one of another run, is an error."""
     path = Path(folder) / f"{cell.name}.json"
-    return path.exists() and bool(runner.read(path))
+    return path.exists() and bool(runner.read_finished(cell, path))
