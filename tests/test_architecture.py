@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src"
 
 LIBRARY = (
-    ("halrp._version", "halrp.errors", "halrp.checks", "halrp.references"),
+    ("halrp._version", "halrp.text", "halrp.errors", "halrp.checks", "halrp.references"),
     ("halrp.seeding",),
     ("halrp.objectives",),
     ("halrp.model",),
@@ -31,7 +31,7 @@ LIBRARY = (
 """The library's rooms, each line above the one before it. A module imports from its own line and from lines before."""
 
 LABORATORY = (
-    ("halrp.lab.names", "halrp.lab.reference", "halrp.lab.directories"),
+    ("halrp.lab.names", "halrp.lab.reference", "halrp.lab.directories", "halrp.lab.terminal"),
     ("halrp.lab.registry",),
     ("halrp.lab.presets",),
     ("halrp.lab.records", "halrp.lab.metrics"),

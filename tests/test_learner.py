@@ -323,3 +323,13 @@ def test_class_names_give_the_number_of_classes_and_must_fit_it() -> None:
     with pytest.raises(TaskError, match="2 class names for 3 classes"):
         learner.learn("b", tiny_task("mlp", 0), classes=3, class_names=["x", "y"])
     assert list(learner.tasks) == ["a"]
+
+
+@pytest.mark.parametrize("name", ["\ud83d", "birds-\udcff", "\udc00\ud800"])
+def test_a_name_with_half_of_a_surrogate_pair_is_refused_before_training(name: str) -> None:
+    learner = Learner(net("mlp"), recipe=FAST, progress=lambda event: pytest.fail("it was trained"))
+    with pytest.raises(TaskError, match="half of a surrogate pair"):
+        learner.learn(name, tiny_task("mlp"))
+    with pytest.raises(TaskError, match="half of a surrogate pair"):
+        learner.learn("birds", tiny_task("mlp"), class_names=["a", name, "c"])
+    assert not learner.tasks

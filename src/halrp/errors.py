@@ -1,8 +1,14 @@
 """Everything that can go wrong, as types. Each message names the thing, its value and the remedy."""
 
+from halrp.text import printable
+
 
 class HalrpError(Exception):
     """The root of every error this library raises on purpose."""
+
+    def __str__(self) -> str:
+        """Return the message, printable: the names in it may come from a file."""
+        return printable(super().__str__(), keep="\n")
 
 
 class ModelError(HalrpError, ValueError):
@@ -34,7 +40,7 @@ class UnknownTaskError(HalrpError, KeyError):
 
     def __str__(self) -> str:
         """Return the message itself: KeyError would print its repr."""
-        return str(self.args[0]) if self.args else ""
+        return printable(str(self.args[0]), keep="\n") if self.args else ""
 
 
 class SettingError(HalrpError, ValueError):

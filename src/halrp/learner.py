@@ -32,6 +32,7 @@ from halrp.model.wrappers import unwrapped
 from halrp.provenance import recalled_settings
 from halrp.store.store import Store
 from halrp.task_setup import TaskArguments, TaskSetup, check_epochs
+from halrp.text import is_encodable
 from halrp.training.batches import Augment, Source
 from halrp.training.loop import Group
 from halrp.training.progress import Notify
@@ -187,6 +188,8 @@ class Learner:
     def _check_name(self, name: str) -> None:
         if not isinstance(name, str) or not name:
             raise TaskError(f"a task's name must be a non-empty string, got {name!r}")
+        if not is_encodable(name):
+            raise TaskError(f"the task's name {name!r} cannot be written to a file: it has half of a surrogate pair")
         if name in self.tasks:
             raise TaskError(f"task {name!r} is already learned and never changes; choose another name")
 

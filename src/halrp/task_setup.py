@@ -19,6 +19,7 @@ from halrp.model.inference import normalises_by_batch
 from halrp.provenance import describe, method_settings
 from halrp.store import atomic
 from halrp.store.store import Store
+from halrp.text import is_encodable
 from halrp.training.batches import Augment, Data, Source, TaskData, prepare, refuse_batch_of_one
 from halrp.training.checkpoint import Checkpoints
 from halrp.training.progress import Notify
@@ -99,6 +100,8 @@ class TaskSetup:
 
     def _data(self, arguments: TaskArguments) -> TaskData:
         name, names, classes = arguments.name, arguments.class_names, arguments.classes
+        for wrong in (n for n in map(str, names or ()) if not is_encodable(n)):
+            raise TaskError(f"{name}: the class name {wrong!r} cannot be written to a file: half of a surrogate pair")
         classes = len(names) if classes is None and names is not None else classes
         train, classes = self._prepared(name, "train", arguments.train, classes)
         val = None if arguments.val is None else self._prepared(name, "val", arguments.val, classes)[0]

@@ -7,6 +7,11 @@ command runs, and a missing typer is an error in one line.
 from __future__ import annotations
 
 import sys
+import traceback
+import warnings
+from types import TracebackType
+
+from halrp.text import printable
 
 
 def main() -> None:
@@ -21,4 +26,18 @@ def main() -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+    sys.excepthook = _print_traceback
+    warnings.formatwarning = _format_warning
     app(prog_name="halrp")
+
+
+def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print the traceback of an error that is not the library's own; it may quote names from files."""
+    text = "".join(traceback.format_exception(kind, error, trace))
+    sys.stderr.write(printable(text, keep="\n\t"))
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    return printable(f"{filename}:{lineno}: {category.__name__}: {message}") + "\n"

@@ -18,7 +18,11 @@ from halrp.cli.report import report
 from halrp.cli.results import results
 from halrp.cli.tables import tables
 from halrp.errors import HalrpError
+from halrp.lab.terminal import echo
+from halrp.text import printable
 
+_USAGE: Any = typer.BadParameter.__mro__[2]
+"""The root of errors about arguments, wherever typer has its copy of click."""
 MISTAKE = 2
 """Exit code of an error that the library raises on purpose; 1 is a negative answer, 130 is Ctrl-C."""
 
@@ -30,8 +34,11 @@ class _ErrorsAsExitCodes(TyperGroup):
         """Run a command, and turn an error of the library into an exit code."""
         try:
             return super().invoke(ctx)
+        except _USAGE as error:  # it quotes what was typed, or what the shell put there
+            error.message = printable(error.message)
+            raise
         except HalrpError as error:
-            typer.echo(f"halrp: {' '.join(str(error).split())}", err=True)
+            echo(f"halrp: {' '.join(str(error).split())}", err=True)
             raise typer.Exit(MISTAKE) from error
         except KeyboardInterrupt as error:
             raise typer.Exit(130) from error
@@ -65,7 +72,7 @@ app.command("tables")(tables)
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(__version__)
+        echo(__version__)
         raise typer.Exit
 
 

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.filesize import decimal
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -29,6 +27,7 @@ from halrp.cli.extras import needs_lab_extra
 from halrp.cli.options import Data
 from halrp.cli.screen import print_table
 from halrp.errors import HalrpError, SettingError
+from halrp.lab.terminal import Terminal, echo, echo_block, safe_markup
 
 if TYPE_CHECKING:
     from halrp.lab.data import LoadedDataSet, Status
@@ -70,7 +69,7 @@ def list_sets(
         statuses = [status(name, data, verify, step if verify else None) for name in SETS]
     rows = [_row(each, data) for each in statuses]
     if as_json:
-        typer.echo(json.dumps({"directory": str(data_directory(data)), "sets": rows}, indent=1))
+        echo_block(json.dumps({"directory": str(data_directory(data)), "sets": rows}, indent=1))
     else:
         _print_table(rows, verify, data_directory(data))
     if any(each.problem or each.verified == "no" for each in statuses):
@@ -109,17 +108,18 @@ def _print_table(rows: list[dict[str, Any]], verify: bool, root: Path) -> None:
         if row["directory"] not in (None, str(root)):
             layout += f", in {row['directory']}"
         lines.append((row["name"], row["state"], verified, size, layout, ", ".join(row["streams"])))
-    typer.echo(f"Data directory: {root}\n")
+    echo(f"Data directory: {root}")
+    echo()
     titles = ("data set", "state", "verified", "size", "layout", "needed by")
     print_table(titles, lines, right=["size"], wrap=["needed by"])
     for row in rows:
         if row["problem"]:
-            typer.echo(f"\n{row['name']}: {row['problem']}")
+            echo(f"\n{row['name']}: {row['problem']}")
         if row["begun_bytes"]:
             done = f"{decimal(row['begun_bytes'])} of {decimal(row['download_bytes'])}"
-            typer.echo(f"\n{row['name']}: a download of {done} did not end; resume it: halrp data get {row['name']}")
+            echo(f"\n{row['name']}: a download of {done} did not end; resume it: halrp data get {row['name']}")
     if lacking := [row["name"] for row in rows if not row["present"]]:
-        typer.echo(f"\nSizes in brackets are downloads. To get what is missing: halrp data get {' '.join(lacking)}")
+        echo(f"\nSizes in brackets are downloads. To get what is missing: halrp data get {' '.join(lacking)}")
 
 
 @app.command("get")
@@ -144,7 +144,7 @@ def get_sets(
     chosen = list(dict.fromkeys(sources() if "all" in names else names))
     for name in chosen:
         source(name)
-    typer.echo(f"Data directory: {data_directory(data)}")
+    echo(f"Data directory: {data_directory(data)}")
     failed = 0
     for name in chosen:
         try:
@@ -152,9 +152,9 @@ def get_sets(
                 _get(name, data, again)
         except HalrpError as error:
             failed += 1
-            typer.echo(f"halrp: {name}: {' '.join(str(error).split())}", err=True)
+            echo(f"halrp: {name}: {' '.join(str(error).split())}", err=True)
         except KeyboardInterrupt:
-            typer.echo(f"stopped; the same command resumes the download of {name}", err=True)
+            echo(f"stopped; the same command resumes the download of {name}", err=True)
             raise
     if failed:
         raise typer.Exit(2)
@@ -171,20 +171,20 @@ def _get(name: str, data: Path | None, again: bool) -> None:
             with _decoding() as step:
                 data_set = read(name, data, step)
             if data_set.complete:
-                typer.echo(f"{name}: already here. {_summary(data_set)}")
+                echo(f"{name}: already here. {_summary(data_set)}")
                 return
         except (DataMissing, DataDamaged):
             pass
     if lacking:
         left = sum(file.bytes or 0 for file in lacking) - begun(name, data)
-        typer.echo(f"{name}: {decimal(max(0, left))} to download. Terms: {SETS[name].terms}.")
+        echo(f"{name}: {decimal(max(0, left))} to download. Terms: {SETS[name].terms}.")
         for file in lacking:
-            typer.echo(f"  {file.urls[0]} → {data_directory(data) / file.path}")
+            echo(f"  {file.urls[0]} → {data_directory(data) / file.path}")
         with _downloading() as report:
             get(name, data, report)
     with _decoding() as step:
         data_set = read(name, data, step)
-    typer.echo(f"{name}: {'downloaded and verified' if lacking else 'already here, verified'}. {_summary(data_set)}")
+    echo(f"{name}: {'downloaded and verified' if lacking else 'already here, verified'}. {_summary(data_set)}")
 
 
 def _summary(data_set: LoadedDataSet) -> str:
@@ -226,13 +226,13 @@ def show_stream(
         picture.save(content, {".jpg": "jpeg"}.get(output.suffix.lower(), output.suffix[1:].lower()))
     atomic.write(output, content.getvalue())
     shown = min(tasks, len(loaded))
-    typer.echo(f"wrote {output}: {shown} of {len(loaded)} tasks of {loaded.name}, order {order}, seed {seed}")
+    echo(f"wrote {output}: {shown} of {len(loaded)} tasks of {loaded.name}, order {order}, seed {seed}")
 
 
 @contextmanager
 def _downloading() -> Iterator[Callable[[str, int, int | None], None]]:
     """Progress bars for downloads, with rate and remaining time; none if stderr is not a terminal."""
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     tasks: dict[str, TaskID] = {}
     with Progress(
@@ -241,7 +241,7 @@ def _downloading() -> Iterator[Callable[[str, int, int | None], None]]:
 
         def report(file: str, done: int, total: int | None) -> None:
             if file not in tasks:  # what is there already does not count for the rate
-                tasks[file] = progress.add_task(escape(Path(file).name), total=total, completed=done)
+                tasks[file] = progress.add_task(safe_markup(Path(file).name), total=total, completed=done)
             progress.update(tasks[file], completed=done, total=total)
 
         yield report
@@ -250,7 +250,7 @@ def _downloading() -> Iterator[Callable[[str, int, int | None], None]]:
 @contextmanager
 def _decoding() -> Iterator[Callable[[int, int, str], None]]:
     """Progress bars for decoding; none if stderr is not a terminal."""
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     tasks: dict[str, TaskID] = {}
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(
@@ -259,7 +259,7 @@ def _decoding() -> Iterator[Callable[[int, int, str], None]]:
 
         def report(done: int, total: int, text: str) -> None:
             if text not in tasks:
-                tasks[text] = progress.add_task(f"decoding {escape(text)}", total=total)
+                tasks[text] = progress.add_task(f"decoding {safe_markup(text)}", total=total)
             progress.update(tasks[text], completed=done, total=total)
 
         yield report

@@ -10,6 +10,7 @@ import typer
 
 from halrp.cli.options import Data
 from halrp.cli.screen import print_table
+from halrp.lab.terminal import echo, echo_block
 
 
 def show_methods(
@@ -24,17 +25,17 @@ def show_methods(
     if name is None:
         rows = [(key, registry.method(key).description) for key in registry.method_names()]
         print_table(("method", "description"), rows, wrap=("description",))
-        typer.echo("\nSettings of one: halrp methods NAME. A method of your own: --method my_module:Mine")
+        echo("\nSettings of one: halrp methods NAME. A method of your own: --method my_module:Mine")
         return
     from halrp.lab.run.cell import describe_all
 
     entry = registry.method(name)
     build = entry.load()
-    typer.echo(f"{name}: {entry.description}\n")
-    typer.echo(f"{inspect.getdoc(build.__init__ if inspect.isclass(build) else build) or ''}\n")
+    echo(f"{name}: {entry.description}")
+    echo_block(f"\n{inspect.getdoc(build.__init__ if inspect.isclass(build) else build) or ''}\n\n")
     settings = describe_all(entry.settings())
     print_table(("setting", "default"), [(key, repr(value)) for key, value in settings.items()], wrap=("default",))
-    typer.echo(f"\nExample: halrp run cifar100-split --method {name} --set key=value")
+    echo(f"\nExample: halrp run cifar100-split --method {name} --set key=value")
 
 
 def show_streams(data: Data = None) -> None:
@@ -53,9 +54,7 @@ def show_streams(data: Data = None) -> None:
         here = f"no: {', '.join(missing)}" if missing else "yes"
         rows.append((name, tasks, ", ".join(entry.data_sets) or "none", here))
     print_table(("stream", "tasks × classes", "data sets", "here"), rows, wrap=("here",))
-    typer.echo(
-        "\nTo get data sets: halrp data get NAME. To see images of a stream: halrp data show STREAM -o sheet.png"
-    )
+    echo("\nTo get data sets: halrp data get NAME. To see images of a stream: halrp data show STREAM -o sheet.png")
 
 
 def show_backbones() -> None:
@@ -79,7 +78,7 @@ def show_presets(
     from halrp.lab import presets
 
     if name is not None:
-        typer.echo(presets.text(name), nl=False)
+        echo_block(presets.text(name))
         return
     from halrp.lab.run import sweep
 
@@ -88,7 +87,7 @@ def show_presets(
         for preset in presets.names()
     ]
     print_table(("preset", "cells", "description"), rows, wrap=("description",))
-    typer.echo("\nTo run one: halrp sweep NAME. To see one: halrp presets NAME")
+    echo("\nTo run one: halrp sweep NAME. To see one: halrp presets NAME")
 
 
 COMMANDS: dict[str, Callable[..., None]] = {

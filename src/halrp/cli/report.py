@@ -13,6 +13,7 @@ from rich.filesize import decimal
 
 from halrp.cli.results import Paths, loaded, print_left_out
 from halrp.errors import SettingError
+from halrp.lab.terminal import echo
 
 if TYPE_CHECKING:
     from halrp.lab.report.figure import Figure, Plot
@@ -59,10 +60,10 @@ def report(
     sections = build(records.records)
     text = page(title, sections, left_out(records.problems, folders), made_from(records.records, folders)).encode()
     atomic.write(output, text)
-    typer.echo(f"wrote {output}: {len(records.records)} records, {decimal(len(text))}")
+    echo(f"wrote {output}: {len(records.records)} records, {decimal(len(text))}")
     if figures is not None:
         count = save(sections, figures, file_format.value)
-        typer.echo(f"wrote {count} figures to {figures}")
+        echo(f"wrote {count} figures to {figures}")
     print_left_out(records.problems, aside=False)
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 from rich.filesize import decimal
-from rich.markup import escape
 
 from halrp.errors import SettingError
 from halrp.lab.names import check_name
+from halrp.lab.terminal import echo, echo_block, safe_markup
 
 if TYPE_CHECKING:
     from halrp.lab.records.frames import Frame
@@ -71,17 +71,17 @@ def results(
     written = []
     for target, to_text in ((as_csv, _csv), (as_json, frames.to_json)):
         if target == "-":
-            typer.echo(to_text(rows), nl=False)
+            echo_block(to_text(rows))
         elif target is not None:
             atomic.write(Path(target), to_text(rows).encode())
             written.append(target)
     if not aside:
         _print(rows, each)
     if len(chosen) < len(runs):
-        typer.echo(f"\nShown are {len(chosen)} of {len(runs)} records, as selected.", err=aside)
+        echo(f"\nShown are {len(chosen)} of {len(runs)} records, as selected.", err=aside)
     print_left_out(records.problems, aside)
     for target in written:
-        typer.echo(f"\nwrote {target}: {len(rows)} rows", err=aside)
+        echo(f"\nwrote {target}: {len(rows)} rows", err=aside)
 
 
 def loaded(paths: Sequence[Path] | None) -> Loaded:
@@ -106,11 +106,11 @@ def print_left_out(problems: Sequence[Problem], aside: bool) -> None:
         some = [problem for problem in problems if problem.kind == kind]
         if not some:
             continue
-        typer.echo(f"\nLeft out, {title}: {len(some)}", err=aside)
+        echo(f"\nLeft out, {title}: {len(some)}", err=aside)
         for problem in some[:LISTED] if kind != "other" else ():
-            typer.echo(f"  {problem.path}: {' '.join(problem.reason.split())}", err=aside)
+            echo(f"  {problem.path}: {' '.join(problem.reason.split())}", err=aside)
         if kind != "other" and len(some) > LISTED:
-            typer.echo(f"  and {len(some) - LISTED} more", err=aside)
+            echo(f"  and {len(some) - LISTED} more", err=aside)
 
 
 def _select(runs: Frame, wanted: dict[str, list[str] | None], fraction: Sequence[float] | None) -> Frame:
@@ -152,7 +152,7 @@ def _print(rows: Frame, each: bool) -> None:
     table = _table(rows, each)
     print_table(table, "setup", {"details": ", "})
     for line in _reasons(rows, table.columns):
-        terminal().print(escape(line))
+        terminal().print(safe_markup(line))
 
 
 def _table(rows: Frame, each: bool) -> Table:

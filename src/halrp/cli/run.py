@@ -11,6 +11,7 @@ import typer
 from halrp.cli.extras import needs_lab_extra
 from halrp.cli.options import Backbone, Data, Device, Jobs, Method, Results, Stream
 from halrp.errors import SettingError
+from halrp.lab.terminal import Terminal, echo
 
 if TYPE_CHECKING:
     from halrp.lab.run.cell import Cell
@@ -87,7 +88,7 @@ def _run_here(cell: Cell, folder: Path, data: Path | None, device: str, threads:
         prepared = _prepare([cell], data)
         cell = prepared.cells[0]  # its name may have changed: the data at hand may be a subset
     if (folder / f"{cell.name}.json").exists():
-        typer.echo(f"{cell.name}: already finished")
+        echo(f"{cell.name}: already finished")
     else:
         console.run(cell, prepared.tasks[cell.name], folder, data, device, threads, tensorboard)
     console.show(runner.read(folder / f"{cell.name}.json"), folder / f"{cell.name}.json")
@@ -129,7 +130,7 @@ def _prepare(cells: list[Cell], data: Path | None, elsewhere: bool = False) -> P
     with needs_lab_extra():
         prepared = sweep.prepare(cells, data, elsewhere)
     for note in prepared.notes:
-        typer.echo(f"note: {note}", err=True)
+        echo(f"note: {note}", err=True)
     return prepared
 
 
@@ -185,8 +186,8 @@ def run_sweep(
     if dry_run:
         finished = [cell for cell in prepared.cells if (folder / f"{cell.name}.json").exists()]
         for cell in prepared.cells:
-            typer.echo(f"{'done' if cell in finished else 'to run':<7} {cell.name}")
-        typer.echo(f"{len(prepared.cells)} cells, {len(prepared.cells) - len(finished)} to run")
+            echo(f"{'done' if cell in finished else 'to run':<7} {cell.name}")
+        echo(f"{len(prepared.cells)} cells, {len(prepared.cells) - len(finished)} to run")
         return
     _run(prepared, folder, jobs, data, device, scheduler)
 
@@ -210,9 +211,9 @@ def resume(
         raise SettingError(f"there is no results folder {results}; choose one with --results")
     cells, unreadable = sweep.unfinished(sweep.check_folder(results))
     for file, reason in unreadable.items():
-        typer.echo(f"halrp: {file} cannot be resumed ({reason}); delete it and start its sweep again", err=True)
+        echo(f"halrp: {file} cannot be resumed ({reason}); delete it and start its sweep again", err=True)
     if not cells and not unreadable:
-        typer.echo(f"nothing is unfinished in {results}")
+        echo(f"nothing is unfinished in {results}")
     if cells:
         _run(_prepare(cells, data), results, jobs, data, device, None)
     if unreadable:
@@ -223,8 +224,6 @@ def _run(
     prepared: Prepared, folder: Path, jobs: int | None, data: Path | None, device: str, scheduler: str | None
 ) -> None:
     """Run cells and exit with 1 if one failed."""
-    from rich.console import Console
-
     from halrp.lab.run import progress, sweep
     from halrp.store import atomic
 
@@ -234,14 +233,14 @@ def _run(
     with engine:
         atomic.make_folder(folder)
         try:
-            with progress.observer(Console(), typer.echo) as observe:
+            with progress.observer(Terminal(), echo) as observe:
                 status = sweep.run_cells(prepared.cells, engine, folder, prepared.tasks, jobs, observe)
         except KeyboardInterrupt:
-            typer.echo("stopped; finished cells have their records, and the same command resumes the others", err=True)
+            echo("stopped; finished cells have their records, and the same command resumes the others", err=True)
             raise
-    typer.echo(f"{status.summary()}. Records: {folder}")
+    echo(f"{status.summary()}. Records: {folder}")
     for name, reason in status.failed.items():
-        typer.echo(f"halrp: {name} failed: {reason}", err=True)
+        echo(f"halrp: {name} failed: {reason}", err=True)
     if status.failed:
         raise typer.Exit(1)
 

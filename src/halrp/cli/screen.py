@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Sequence
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+
+from halrp.lab.terminal import Terminal, safe_markup
 
 WIDTH = 160
 """Columns of a table that is not printed to a terminal."""
@@ -22,5 +22,5 @@ def print_table(
         justify = "right" if title in right else "left"
         table.add_column(title, justify=justify, no_wrap=title not in wrap, overflow="fold")  # type: ignore[arg-type]
     for row in rows:
-        table.add_row(*map(escape, row))
-    (Console() if sys.stdout.isatty() else Console(width=WIDTH)).print(table)
+        table.add_row(*map(safe_markup, row))
+    (Terminal() if sys.stdout.isatty() else Terminal(width=WIDTH)).print(table)

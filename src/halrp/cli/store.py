@@ -16,6 +16,7 @@ import typer
 
 from halrp.cli.screen import print_table
 from halrp.errors import SettingError
+from halrp.lab.terminal import echo, echo_block
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +67,7 @@ def explain_model(
 
     stored: Precision = precision.value
     explanation = explain(load_model(model), head, stored)
-    typer.echo(json.dumps(explanation.to_json(), indent=1) if as_json else str(explanation))
+    echo_block(json.dumps(explanation.to_json(), indent=1) if as_json else str(explanation))
     if explanation.refused:
         raise typer.Exit(1)
 
@@ -82,15 +83,15 @@ def inspect_store(store: Folder, as_json: Json = False) -> None:
 
     content = summary(store)
     if as_json:
-        typer.echo(json.dumps(content, indent=1))
+        echo_block(json.dumps(content, indent=1))
         return
     titles = ("task", "classes", "view", "precision", "bytes", "recovered", "ranks")
     print_table(titles, map(_row, content["tasks"]), right=("classes", "bytes", "recovered"), wrap=("task", "ranks"))
     separate, total = content["separate_bytes"], content["bytes"]
-    typer.echo(f"\nBase {content['fingerprint']}, head {content['head']!r}, written by halrp {content['version']}.")
-    typer.echo(f"Base {content['base_bytes']:,} bytes, with {len(content['tasks'])} tasks {total:,} bytes.")
+    echo(f"\nBase {content['fingerprint']}, head {content['head']!r}, written by halrp {content['version']}.")
+    echo(f"Base {content['base_bytes']:,} bytes, with {len(content['tasks'])} tasks {total:,} bytes.")
     if content["tasks"]:
-        typer.echo(f"As separate networks, one per task: {separate:,} bytes, {separate / total:.1f} times as many.")
+        echo(f"As separate networks, one per task: {separate:,} bytes, {separate / total:.1f} times as many.")
 
 
 def _row(task: Mapping[str, Any]) -> tuple[str, ...]:
@@ -116,9 +117,9 @@ def verify_store(
 
     findings = verify(store, None if model is None else load_model(model))
     for finding in findings:
-        typer.echo(f"{finding.status:<10}  {finding.file}: {finding.note}")
+        echo(f"{finding.status:<10}  {finding.file}: {finding.note}")
     bad = sum(finding.status == "bad" for finding in findings)
-    typer.echo(f"{bad} of {len(findings)} files are bad" if bad else f"all good: {len(findings)} files")
+    echo(f"{bad} of {len(findings)} files are bad" if bad else f"all good: {len(findings)} files")
     if bad:
         raise typer.Exit(1)
 
@@ -155,8 +156,8 @@ def export_task(
         force=force,
     )
     rows = ", ".join(map(str, written.rows))
-    typer.echo(f"wrote {output}: {written.bytes:,} bytes")
-    typer.echo(f"largest difference from predict, on batches of {rows} rows: {written.difference:.1e}")
+    echo(f"wrote {output}: {written.bytes:,} bytes")
+    echo(f"largest difference from predict, on batches of {rows} rows: {written.difference:.1e}")
 
 
 def load_model(reference: str) -> nn.Module:

@@ -12,6 +12,7 @@ import typer
 from halrp.cli.results import Paths, loaded, print_left_out
 from halrp.errors import SettingError
 from halrp.lab.names import check_name
+from halrp.lab.terminal import echo, echo_block
 from halrp.store import atomic
 
 if TYPE_CHECKING:
@@ -59,10 +60,10 @@ def tables(
     result = _build(table, groups, _wanted(groups, stream, backbone, fraction, everything), everything)
     for to_text in asked.values():
         if output is None:
-            typer.echo(to_text(result), nl=False)
+            echo_block(to_text(result))
         else:
             atomic.write(output, to_text(result).encode())
-            typer.echo(f"wrote {output}: {len(result.rows)} rows")
+            echo(f"wrote {output}: {len(result.rows)} rows")
     if not asked:
         _print(result)
     print_left_out(records.problems, aside=bool(asked) and output is None)

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -23,6 +22,7 @@ from halrp.lab.registry import METHODS
 from halrp.lab.report.build import build, made_from
 from halrp.lab.report.page import page
 from halrp.lab.run import cell, runner
+from halrp.lab.terminal import Terminal, echo, safe_markup
 from halrp.store import atomic
 from halrp.training import progress as training_progress
 
@@ -43,15 +43,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--page", type=Path, default=Path("demo.html"), help="where to write the page of the runs")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # the network is so small that more threads only wait for each other
-    console = Console()
+    console = Terminal()
     recipe = RECIPE | {"epochs": options.epochs}
     finished: dict[str, list[dict[str, Any]]] = {}
     records = []
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=20),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[doing]}"),
+        TextColumn("{task.fields[doing]}", markup=False),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console) as progress:
@@ -72,10 +72,10 @@ def main(arguments: list[str] | None = None) -> None:
             if options.results:
                 runner.write(options.results, raw)
     console.print(_table(finished))
-    console.print(_verdict(finished))
+    echo(_verdict(finished))
     made = page("Ten tasks on real digits", build(records), [], made_from(records, [Path(options.results or "demo")]))
     atomic.write(options.page, made.encode())
-    console.print(f"Page, with every task after every task, sizes, ranks and times: {options.page}")
+    echo(f"Page, with every task after every task, sizes, ranks and times: {options.page}")
 
 
 def _cell(
@@ -122,7 +122,7 @@ def _table(finished: dict[str, list[dict[str, Any]]]) -> Table:
     matrices = {name: _matrix(rows) for name, rows in finished.items()}
     tasks = [row["task"] for row in next(iter(finished.values()))]
     for position, task in enumerate(tasks):
-        table.add_row(task, *(f"{m[-1, position]:.1f}" for m in matrices.values()))
+        table.add_row(safe_markup(task), *(f"{m[-1, position]:.1f}" for m in matrices.values()))
     table.add_section()
     table.add_row("[bold]average", *(f"[bold]{metrics.average_accuracy(m):.2f}" for m in matrices.values()))
     table.add_row("forgetting", *(f"{_forgetting(m):.2f}" for m in matrices.values()))

@@ -33,6 +33,7 @@ from halrp.model.layout import Layout
 from halrp.model.plan import ParameterPlan, Plan, Problem, Role, examine
 from halrp.model.wrappers import unwrapped
 from halrp.provenance import describe
+from halrp.text import printable
 from halrp.training.recipe import Recipe
 
 MODEL = "(model)"
@@ -121,14 +122,14 @@ class Explanation:
         titles = ("parameter", "kind", "shape", "entries", "bytes a rank", "scales", "fixed", "why")
         cells = [
             (
-                row.name,
+                printable(row.name),
                 row.kind,
                 "" if row.shape is None else "×".join(map(str, row.shape)) or "scalar",
                 f"{row.parameters:,}" if row.shape is not None else "",
                 " / ".join(f"{bytes_:,}" for bytes_ in _distinct(row, self.precision)),
                 f"{row.scale_bytes:,}" if row.scale_bytes else "",
                 f"{row.fixed_bytes:,}" if row.fixed_bytes else "",
-                row.why,
+                printable(row.why),
             )
             for row in self.rows
         ]
@@ -138,7 +139,7 @@ class Explanation:
         if self.refused:
             yield f"This model cannot be learned on yet: {len(self.refused)} refused, see above."
             return
-        yield f"Head: {self.head}. Parameters: {self.parameters:,}. Sizes are in bytes, ranks in {self.precision}."
+        yield f"Head: {printable(str(self.head))}. Parameters: {self.parameters:,}. Sizes are in bytes, ranks in {self.precision}."
         if any(len(_distinct(row, self.precision)) > 1 for row in self.rows):
             yield "Two prices of a rank: with the convolution's kernel averaged / with the whole kernel."
         for precision in PRECISIONS:

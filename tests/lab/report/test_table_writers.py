@@ -90,6 +90,38 @@ def test_csv_has_all_values_in_full() -> None:
     assert "mark" not in exact.splitlines()[0].split(",")
 
 
+@pytest.mark.parametrize(
+    "text", ["=1+1", "+cmd", "-cmd", "@SUM(A1)", "\t=1", "\r=1", " =1", "＝1+1", "-1.5x", "+", "-"]
+)
+def test_csv_shows_a_formula_as_text(text: str) -> None:
+    made = Table("k", "", "", (Column("a", "a"), Column(text, text)), ({"a": text, text: 1},), (text,))
+    head, row = csv.reader(io.StringIO(writers.csv(made)))
+    for cell in (head[1], row[0], row[2]):
+        assert cell.startswith("'")
+        assert not cell[1:].startswith(("\t", "\r"))
+
+
+@pytest.mark.parametrize("value", [-1.5, -3, 1e-30, "-1.5", "+2", "-.5", "1e-3", "-1E+5", "a=b", "", "mean - 1"])
+def test_csv_leaves_numbers_and_other_text_as_they_are(value: Value) -> None:
+    made = Table("k", "", "", (Column("a", "a"), Column("b", "b")), ({"a": value, "b": 0},))
+    assert list(csv.reader(io.StringIO(writers.csv(made))))[1][0] == str(value)
+
+
+def test_the_page_guards_the_same_cells_as_the_csv_files() -> None:
+    script = (Path(writers.__file__).parent / "page.js").read_text("utf-8")
+    formula, number = re.findall(r"const formula = .*?/(.+?)/\.test\(value\) && !/(.+?)/i\.test", script)[0]
+    assert re.search(formula, "=1")
+    for first in map(chr, range(32, 0x10000)):
+        assert bool(re.search(formula, first)) == first.startswith(writers.FORMULA), hex(ord(first))
+    for text in ("-1.5", "+2", "-.5", "1e-3", "-1E+5", "-1.5x", "+", "-", "=1", "5."):
+        assert bool(re.search(number, text, re.IGNORECASE)) == bool(writers.NUMBER.fullmatch(text)), text
+
+
+def test_csv_has_no_control_characters() -> None:
+    made = Table("k", "", "", (Column("a", "a"),), ({"a": "x\x1b[2J\u202e\ud83d"},))
+    assert writers.csv(made) == "a\nx\\x1b[2J\\u202e\\ud83d\n"
+
+
 def test_latex() -> None:
     assert writers.latex(table()).splitlines() == [
         "% About √x ± 1 and <b>.",

@@ -1,7 +1,10 @@
 """A stream as a sequence."""
 
+from dataclasses import replace
+
 import pytest
 
+from halrp.errors import TaskError
 from halrp.lab.streams import load
 
 
@@ -22,3 +25,11 @@ def test_tasks_and_streams_are_printed_by_what_they_are() -> None:
     assert repr(stream) == "Stream('digits', order='C', seed=1, fraction=1.0, tasks=10)"
     assert repr(stream[0]).startswith(f"Task({stream[0].name!r}, identity={stream.identities[0]}, classes=5, ")
     assert f"train/val/test=440/130/{len(stream[0].test.y)}" in repr(stream[0])
+
+
+def test_a_task_with_a_name_that_no_file_can_hold_is_refused() -> None:
+    task = load("digits")[0]
+    with pytest.raises(TaskError, match="half of a surrogate pair"):
+        replace(task, name="folder-\udcff")
+    with pytest.raises(TaskError, match="half of a surrogate pair"):
+        replace(task, class_names=("a", "\ud83d"))

@@ -269,7 +269,10 @@
     }
 
     csv() {
-      const quoted = (value) => { const text = value === null ? "" : String(value); return /[",\n\r]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text; };
+      // A spreadsheet takes text that begins like a formula for one; an apostrophe shows it as text.
+      const formula = (value) => typeof value === "string" && /^\s*[=+\-@＝＋－＠]/.test(value) && !/^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/i.test(value);
+      const plain = (value) => `${formula(value) ? "'" : ""}${value}`.replace(/[\u0000-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069]/g, (one) => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`);
+      const quoted = (value) => { const text = value === null ? "" : plain(value); return /[",\n\r]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text; };
       const mark = (value) => (this.marked ? [value] : []);
       const lines = [[...this.columns.map((column) => column.title), ...mark("ours is")], ...this.chosen().map((row) => [...row.values, ...mark(row.mark)])];
       return `${lines.map((line) => line.map(quoted).join(",")).join("\n")}\n`;

@@ -5,21 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table as RichTable
 
 from halrp.lab.report.table import Table
 from halrp.lab.report.table_writers import shown
+from halrp.lab.terminal import Terminal, safe_markup
 
 WIDTH = 100
 """Of what is printed to a file or a pipe."""
 COLOURS = {"better": "green", "worse": "red", "no": "red"}
 
 
-def terminal() -> Console:
+def terminal() -> Terminal:
     """The console to print to."""
-    return Console() if sys.stdout.isatty() else Console(width=WIDTH)
+    return Terminal() if sys.stdout.isatty() else Terminal(width=WIDTH)
 
 
 def print_table(table: Table, section: str, below: dict[str, str], hidden: Sequence[str] = ()) -> None:
@@ -43,15 +42,15 @@ def print_table(table: Table, section: str, below: dict[str, str], hidden: Seque
                 grid.add_column("ours is")
         first, *others = (cells[i] for i in visible)
         details = [text for key, apart in below.items() for text in str(row.get(key) or "").split(apart) if text]
-        name = _coloured(first) + "".join(f"\n[dim]  {escape(text)}[/dim]" for text in details)
+        name = _coloured(first) + "".join(f"\n[dim]  {safe_markup(text)}[/dim]" for text in details)
         marks = [_coloured(table.marks[number])] if table.marks else []
         sections[title].add_row(name, *map(_coloured, others), *marks)
     for title, grid in sections.items():
-        console.print(f"\n[bold]{escape(title)}[/bold]")
+        console.print(f"\n[bold]{safe_markup(title)}[/bold]")
         console.print(grid)
-    console.print(f"\n{escape(table.about)}", style="dim")
+    console.print(f"\n{safe_markup(table.about)}", style="dim")
 
 
 def _coloured(text: str) -> str:
     colour = COLOURS.get(text)
-    return escape(text) if colour is None else f"[{colour}]{text}[/{colour}]"
+    return safe_markup(text) if colour is None else f"[{colour}]{text}[/{colour}]"

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 
 from halrp.lab.report.table import Column, Markdown, Table, Value
+from halrp.text import printable
 
 ERROR = "_error"
 NOTHING = "–"
@@ -20,6 +21,9 @@ LONG = 45
 """The number of rows from which a LaTeX table may break across pages."""
 GROUPS = ("benchmark", "backbone", "data")
 """Columns between whose values a LaTeX table leaves a little space."""
+FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
+"""What the text of a formula begins with, in a spreadsheet."""
+NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 LATEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
@@ -73,12 +77,20 @@ def csv(table: Table) -> str:
     out = io.StringIO()
     writer = writing.writer(out, lineterminator="\n")
     marked = any(table.marks)
-    writer.writerow([*(column.key for column in table.columns), *(["mark"] if marked else [])])
+    writer.writerow(map(_csv_cell, [*(column.key for column in table.columns), *(["mark"] if marked else [])]))
     for index, row in enumerate(table.rows):
         values = [row.get(column.key) for column in table.columns]
         texts = [str(value).lower() if isinstance(value, bool) else value for value in values]
-        writer.writerow([*texts, *(table.marks[index:][:marked])])
+        writer.writerow(map(_csv_cell, [*texts, *(table.marks[index:][:marked])]))
     return out.getvalue()
+
+
+def _csv_cell(value: Value) -> Value:
+    """A value; text that a spreadsheet would take for a formula begins with an apostrophe, which shows it as text."""
+    if not isinstance(value, str) or NUMBER.fullmatch(value):
+        return value
+    text = printable(value, keep="\n")
+    return f"'{text}" if value.lstrip().startswith(FORMULA) else text
 
 
 def latex(table: Table) -> str:

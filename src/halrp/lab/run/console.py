@@ -7,9 +7,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
-import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -21,6 +19,7 @@ from halrp.lab.run.cell import Cell
 from halrp.lab.run.engine import row_event, warm_up
 from halrp.lab.run.status import duration
 from halrp.lab.run.tensorboard import EventFile
+from halrp.lab.terminal import Terminal, echo, safe_markup
 from halrp.training.progress import Progress as TrainingProgress
 
 
@@ -40,8 +39,8 @@ def run(
     events = None if tensorboard is None else EventFile(tensorboard, cell)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    console = Console()
-    typer.echo(cell.name)
+    console = Terminal()
+    echo(cell.name)
     try:
         warm_up()
         with _bar(console, cell, tasks) if console.is_terminal else nullcontext() as bar:
@@ -55,13 +54,13 @@ def run(
             def on_row(row: runner.Row) -> None:
                 if events is not None:
                     events.row(row)
-                console.print(_line(cell, tasks, row), markup=False)
+                console.print(safe_markup(_line(cell, tasks, row)))
                 if bar is not None:
                     bar.row(row)
 
             runner.execute(cell, folder, data=data, device=device, progress=progress, on_row=on_row)
     except KeyboardInterrupt:
-        typer.echo("stopped; the same command resumes after the last learned task", err=True)
+        echo("stopped; the same command resumes after the last learned task", err=True)
         raise
     finally:
         torch.set_num_threads(before)
@@ -110,7 +109,7 @@ class _Bar:
 
 @contextmanager
 def _bar(console: Console, cell: Cell, tasks: int) -> Iterator[_Bar]:
-    columns = (TextColumn("{task.description}"), BarColumn(), _Rate(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), _Rate(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         yield _Bar(progress, cell, tasks)
 
@@ -128,7 +127,7 @@ def show(record: runner.Record, path: Path) -> None:
     last = rows[-1]
     table.add_row("stored", f"{last['bytes']:,} bytes, {last['parameters']:,} parameters")
     table.add_row("time", duration(sum(row["seconds"] for row in rows)))
-    table.add_row("record", escape(str(path)))
-    console = Console(soft_wrap=True)
+    table.add_row("record", safe_markup(str(path)))
+    console = Terminal(soft_wrap=True)
     console.print()
     console.print(table)

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from halrp.lab.run.engine import Event
 from halrp.lab.run.status import Observer, SweepStatus, duration
+from halrp.lab.terminal import safe_markup
 
 
 @contextmanager
@@ -69,7 +69,7 @@ class LiveTable:
             text = event.text or (f"average accuracy {cell.accuracy:.1%}" if cell.accuracy is not None else "")
             colour = {"done": "green", "failed": "red"}.get(event.kind, "yellow")
             spent = f" in {duration(cell.seconds)}" if event.kind == "done" else ""
-            self.console.print(f"[{colour}]{event.kind:<6}[/] {escape(event.cell)}{spent}: {escape(text)}")
+            self.console.print(f"[{colour}]{event.kind:<6}[/] {safe_markup(event.cell)}{spent}: {safe_markup(text)}")
         self._live.update(self.table(status))
 
     def table(self, status: SweepStatus) -> RenderableType:
@@ -83,5 +83,5 @@ class LiveTable:
                 task = f"{min(cell.position + 1, cell.tasks or cell.position + 1)} of {cell.tasks or '?'}"
                 accuracy = "" if cell.accuracy is None else f"{cell.accuracy:.1%}"
                 bar = ProgressBar(total=1.0, completed=cell.progress, width=20)
-                table.add_row(escape(cell.cell.name), task, bar, accuracy, duration(now - cell.began))
+                table.add_row(safe_markup(cell.cell.name), task, bar, accuracy, duration(now - cell.began))
         return Group(table, Text(status.summary()))

@@ -11,6 +11,9 @@ from typing import NamedTuple, overload
 
 from torch import Generator, Tensor
 
+from halrp.errors import TaskError
+from halrp.text import is_encodable
+
 
 class Split(NamedTuple):
     """Examples and their labels: `x` float32, (examples, channels, height, width); `y` int64 in 0 … classes−1."""
@@ -50,6 +53,11 @@ class Task:
     """The normalisation of the pixels."""
     augment: Augment | None = None
     """The augmentation of training batches; None if the benchmark has none."""
+
+    def __post_init__(self) -> None:
+        for name in (self.name, *self.class_names):
+            if not is_encodable(name):
+                raise TaskError(f"the name {name!r} cannot be written to a file: it has half of a surrogate pair")
 
     def __repr__(self) -> str:
         sizes = "/".join(str(len(split.y)) for split in (self.train, self.val, self.test))

@@ -41,6 +41,7 @@ from halrp.lab.report.figures_accuracy import final_accuracy
 from halrp.lab.report.figures_size import frontier
 from halrp.lab.report.image import render
 from halrp.lab.report.study import Study
+from halrp.lab.terminal import echo
 from halrp.store import atomic
 
 WITH_PAGES = tuple(name for name, entry in METHODS.items() if entry.has_page)
@@ -186,4 +187,4 @@ def main(arguments: list[str] | None = None) -> None:
             atomic.write(path, render(plot, ".svg", title) + mark.encode())
     if stale and options.check:
         sys.exit(f"stale: {', '.join(stale)}; run: python -m halrp.lab.report.documents")
-    print(f"wrote {', '.join(stale)}" if stale else "the documents agree with the records")
+    echo(f"wrote {', '.join(stale)}" if stale else "the documents agree with the records")
