@@ -139,7 +139,8 @@ class Explanation:
         if self.refused:
             yield f"This model cannot be learned on yet: {len(self.refused)} refused, see above."
             return
-        yield f"Head: {printable(str(self.head))}. Parameters: {self.parameters:,}. Sizes are in bytes, ranks in {self.precision}."
+        head = printable(str(self.head))
+        yield f"Head: {head}. Parameters: {self.parameters:,}. Sizes are in bytes, ranks in {self.precision}."
         if any(len(_distinct(row, self.precision)) > 1 for row in self.rows):
             yield "Two prices of a rank: with the convolution's kernel averaged / with the whole kernel."
         for precision in PRECISIONS:
