@@ -31,7 +31,8 @@ LIBRARY = (
 """The library's rooms, each line above the one before it. A module imports from its own line and from lines before."""
 
 LABORATORY = (
-    ("halrp.lab.names", "halrp.lab.reference", "halrp.lab.directories", "halrp.lab.terminal"),
+    ("halrp.terminal",),
+    ("halrp.lab.names", "halrp.lab.reference", "halrp.lab.directories"),
     ("halrp.lab.registry",),
     ("halrp.lab.presets",),
     ("halrp.lab.records", "halrp.lab.metrics"),

@@ -45,12 +45,12 @@ def test_line_breaks_of_a_block_are_kept_if_asked_for() -> None:
 
 
 def kinds() -> list[type[errors.HalrpError]]:
-    found, todo = [], [errors.HalrpError]
+    every, todo = [], [errors.HalrpError]
     while todo:
         kind = todo.pop()
-        found.append(kind)
+        every.append(kind)
         todo += kind.__subclasses__()
-    return [kind for kind in found if kind.__module__ == errors.__name__]
+    return [kind for kind in every if kind.__module__ == errors.__name__]
 
 
 @pytest.mark.parametrize("kind", kinds(), ids=lambda kind: kind.__name__)

@@ -171,11 +171,11 @@ def test_an_interrupted_download_is_listed_and_resumed(
 
 
 def _interrupted_after(patiently: Any) -> Any:
-    def run(url: str, file: Any, part: Path, report: Any, policy: RetryPolicy) -> None:
+    def run(url: str, file: Any, part: Path, report: Any, policy: RetryPolicy, deadline: float) -> None:
         def sleep(_: float) -> None:
             raise KeyboardInterrupt
 
-        patiently(url, file, part, report, RetryPolicy(policy.timeout, sleep=sleep))
+        patiently(url, file, part, report, RetryPolicy(policy.timeout, sleep=sleep), deadline)
 
     return run
 

@@ -26,7 +26,7 @@ from halrp.cli.screen import print_table
 from halrp.lab.run.engine import Event
 from halrp.lab.run.progress import LiveTable
 from halrp.lab.run.status import CellStatus, SweepStatus
-from halrp.lab.terminal import Terminal
+from halrp.terminal import Terminal
 from tests.commands import Result, invoke
 from tests.helpers import FAST, net, tiny_task
 from tests.lab.made_records import made
@@ -190,8 +190,8 @@ def test_tracebacks_and_warnings_of_the_command_are_printable(tmp_path: Path) ->
     assert raw(done.stderr) == set()
 
 
-PRINTS = {("lab", "terminal.py"), ("cli", "__init__.py")}
-"""Where text may be printed: everything else goes through `halrp.lab.terminal`."""
+PRINTS = {("terminal.py",), ("cli", "__init__.py")}
+"""Where text may be printed: everything else goes through `halrp.terminal`."""
 
 
 PRINTING = (
@@ -210,5 +210,5 @@ def test_nothing_is_printed_past_the_terminal() -> None:
             if isinstance(node, ast.Call):
                 called = ast.unparse(node.func)
                 if called in PRINTING:
-                    wrong.append(f"{path.relative_to(root)}:{node.lineno} calls {called}; use halrp.lab.terminal")
+                    wrong.append(f"{path.relative_to(root)}:{node.lineno} calls {called}; use halrp.terminal")
     assert wrong == []

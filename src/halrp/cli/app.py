@@ -18,7 +18,7 @@ from halrp.cli.report import report
 from halrp.cli.results import results
 from halrp.cli.tables import tables
 from halrp.errors import HalrpError
-from halrp.lab.terminal import echo
+from halrp.terminal import echo
 from halrp.text import printable
 
 _USAGE: Any = typer.BadParameter.__mro__[2]

@@ -27,7 +27,7 @@ from halrp.cli.extras import needs_lab_extra
 from halrp.cli.options import Data
 from halrp.cli.screen import print_table
 from halrp.errors import HalrpError, SettingError
-from halrp.lab.terminal import Terminal, echo, echo_block, safe_markup
+from halrp.terminal import Terminal, echo, echo_block, safe_markup
 
 if TYPE_CHECKING:
     from halrp.lab.data import LoadedDataSet, Status

@@ -10,7 +10,7 @@ import typer
 
 from halrp.cli.options import Data
 from halrp.cli.screen import print_table
-from halrp.lab.terminal import echo, echo_block
+from halrp.terminal import echo, echo_block
 
 
 def show_methods(

@@ -13,7 +13,7 @@ from rich.filesize import decimal
 
 from halrp.cli.results import Paths, loaded, print_left_out
 from halrp.errors import SettingError
-from halrp.lab.terminal import echo
+from halrp.terminal import echo
 
 if TYPE_CHECKING:
     from halrp.lab.report.figure import Figure, Plot

@@ -12,7 +12,7 @@ from rich.filesize import decimal
 
 from halrp.errors import SettingError
 from halrp.lab.names import check_name
-from halrp.lab.terminal import echo, echo_block, safe_markup
+from halrp.terminal import echo, echo_block, safe_markup
 
 if TYPE_CHECKING:
     from halrp.lab.records.frames import Frame

@@ -11,7 +11,7 @@ import typer
 from halrp.cli.extras import needs_lab_extra
 from halrp.cli.options import Backbone, Data, Device, Jobs, Method, Results, Stream
 from halrp.errors import SettingError
-from halrp.lab.terminal import Terminal, echo
+from halrp.terminal import Terminal, echo
 
 if TYPE_CHECKING:
     from halrp.lab.run.cell import Cell

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from rich.table import Table
 
-from halrp.lab.terminal import Terminal, safe_markup
+from halrp.terminal import Terminal, safe_markup
 
 WIDTH = 160
 """Columns of a table that is not printed to a terminal."""

@@ -16,7 +16,7 @@ import typer
 
 from halrp.cli.screen import print_table
 from halrp.errors import SettingError
-from halrp.lab.terminal import echo, echo_block
+from halrp.terminal import echo, echo_block
 
 if TYPE_CHECKING:
     import torch

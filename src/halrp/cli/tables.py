@@ -12,8 +12,8 @@ import typer
 from halrp.cli.results import Paths, loaded, print_left_out
 from halrp.errors import SettingError
 from halrp.lab.names import check_name
-from halrp.lab.terminal import echo, echo_block
 from halrp.store import atomic
+from halrp.terminal import echo, echo_block
 
 if TYPE_CHECKING:
     from halrp.lab.records.frames import Frame

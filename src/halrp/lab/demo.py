@@ -22,8 +22,8 @@ from halrp.lab.registry import METHODS
 from halrp.lab.report.build import build, made_from
 from halrp.lab.report.page import page
 from halrp.lab.run import cell, runner
-from halrp.lab.terminal import Terminal, echo, safe_markup
 from halrp.store import atomic
+from halrp.terminal import Terminal, echo, safe_markup
 from halrp.training import progress as training_progress
 
 RECIPE = {"epochs": 12, "batch": 32, "lr": 2e-3}

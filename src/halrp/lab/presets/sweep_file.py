@@ -99,8 +99,7 @@ def _read_alone(name: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
         try:
             text, content = path.name, atomic.read(path, LARGEST).decode()
         except (DamagedError, UnicodeDecodeError) as error:
-            reason = str(error).removeprefix(f"{path} ").removeprefix("cannot be read: ")
-            raise SettingError(f"the sweep {path} cannot be read: {reason}") from error
+            raise SettingError(f"the sweep {path} cannot be read: {error}") from error
     else:
         content = presets.text(text)
     try:

@@ -9,7 +9,7 @@ from rich.table import Table as RichTable
 
 from halrp.lab.report.table import Table
 from halrp.lab.report.table_writers import shown
-from halrp.lab.terminal import Terminal, safe_markup
+from halrp.terminal import Terminal, safe_markup
 
 WIDTH = 100
 """Of what is printed to a file or a pipe."""

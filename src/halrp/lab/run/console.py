@@ -19,7 +19,7 @@ from halrp.lab.run.cell import Cell
 from halrp.lab.run.engine import row_event, warm_up
 from halrp.lab.run.status import duration
 from halrp.lab.run.tensorboard import EventFile
-from halrp.lab.terminal import Terminal, echo, safe_markup
+from halrp.terminal import Terminal, echo, safe_markup
 from halrp.training.progress import Progress as TrainingProgress
 
 

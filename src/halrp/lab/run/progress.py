@@ -13,7 +13,7 @@ from rich.text import Text
 
 from halrp.lab.run.engine import Event
 from halrp.lab.run.status import Observer, SweepStatus, duration
-from halrp.lab.terminal import safe_markup
+from halrp.terminal import safe_markup
 
 
 @contextmanager

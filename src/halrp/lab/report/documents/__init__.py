@@ -41,8 +41,8 @@ from halrp.lab.report.figures_accuracy import final_accuracy
 from halrp.lab.report.figures_size import frontier
 from halrp.lab.report.image import render
 from halrp.lab.report.study import Study
-from halrp.lab.terminal import echo
 from halrp.store import atomic
+from halrp.terminal import echo
 
 WITH_PAGES = tuple(name for name, entry in METHODS.items() if entry.has_page)
 """Methods that have a page of their own."""

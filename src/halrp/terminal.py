@@ -1,4 +1,4 @@
-"""What is printed: lines, blocks of text, and consoles for tables and progress.
+"""What commands print: lines, blocks of text, and consoles for tables and progress.
 
 Every text that reaches a screen goes through here, and none has an effect of its own there: names of tasks, classes,
 files and methods, and messages of errors, may hold characters that a terminal acts on.
