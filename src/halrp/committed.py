@@ -46,11 +46,20 @@ class Committed:
             self._predictor = Predictor(self.ready, self.tasks)
         return self._predictor
 
+    def check_store(self) -> None:
+        """Raise `StoreChangedError` if the store is not a later generation of what was seen."""
+        if self.store is not None:
+            self.store.check_known()
+
     def commit(self, base: Base, tasks: Mapping[str, Delta]) -> None:
-        """Make tasks immutable: in the store first, if there is one, then here, all at once."""
+        """Make tasks immutable: in the store first, if there is one, then here, all at once.
+
+        A task that is already here and differs is one that the method's compression changed.
+        """
         changed = [delta for name, delta in tasks.items() if self.tasks.get(name) is not delta]
         if self.store is not None:
-            self.store.commit(base, changed, known=self.tasks)
+            pruned = {delta.task: self.tasks[delta.task] for delta in changed if delta.task in self.tasks}
+            self.store.commit(base, changed, pruned=pruned)
         self.base, self.tasks, self._predictor = base, dict(tasks), Predictor(base, tasks, self._predictor)
 
     def restore(self, store: Store) -> None:

@@ -79,5 +79,17 @@ class ConflictError(StoreError, ValueError):
     """The store already holds something else under that name."""
 
 
+class StoreChangedError(StoreError):
+    """A store that was seen has vanished, was rolled back, or is another one. Nothing was written or deleted."""
+
+
+class LinkError(StoreError, ValueError):
+    """A part of a store is a symbolic link, which could lead out of it."""
+
+
 class WriteError(StoreError, OSError):
     """A file could not be written: the disk is full, or the folder is read-only. The old state is still there."""
+
+
+class DamagedTaskWarning(UserWarning):
+    """Tasks of a store cannot be read and were left out, as `skip_damaged` asks."""

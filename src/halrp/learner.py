@@ -192,6 +192,7 @@ class Learner:
             raise TaskError(f"the task's name {name!r} cannot be written to a file: it has half of a surrogate pair")
         if name in self.tasks:
             raise TaskError(f"task {name!r} is already learned and never changes; choose another name")
+        self._committed.check_store()
 
     def _learn_base(self, setup: TaskSetup, run: TaskRun) -> Delta:
         """Train the model freely on the first task; the result is the base."""

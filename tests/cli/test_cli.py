@@ -249,15 +249,15 @@ def test_verify_checks_files_by_their_names_when_the_manifest_is_lost(store: Pat
 def recommit(store: Path, name: str, content: bytes, layout: bytes | None = None) -> None:
     """Put a file into a store under a task's name, with all checksums right; perhaps with a layout."""
     manifest = Store(store).manifest()
-    entry = Store(store)._put("tasks/forged", content)
+    entry = Store(store)._folder.put("tasks/forged", content)
     tasks = {**manifest.tasks, name: entry}
     (store / manifest.tasks[name].file).unlink()
     layouts = dict(manifest.layouts)
     if layout is not None:
-        added = Store(store)._put("layout", layout, ".json")
+        added = Store(store)._folder.put("layout", layout, ".json")
         layouts[added.sha256[:16]] = added
     new = dataclasses.replace(manifest, tasks=tasks, layouts=layouts)
-    (store / "manifest.json").write_bytes(new.to_bytes())
+    (store / "manifest.json").write_bytes(new.content)
 
 
 def with_plain(learner: Learner, name: str, tensor: Tensor) -> bytes:

@@ -120,13 +120,13 @@ def store_kinds(scratch: Path) -> list[Kind]:
     tasks = [name for name in manifest.tasks if name != "first"]
     task_files = [store.content(manifest.tasks[name]) for name in tasks]
     layout = next(iter(manifest.layouts.values()))
-    text = manifest.to_bytes()
+    text = manifest.content
 
     def put(file: str, content: bytes) -> None:
         (folder / file).write_bytes(content)
 
     def read_manifest(content: bytes, _: int) -> object:
-        return Manifest.parse(content, "manifest").to_bytes()
+        return Manifest.parse(content, "manifest").content
 
     def read_task(content: bytes, at: int) -> object:
         put(manifest.tasks[tasks[at]].file, content)

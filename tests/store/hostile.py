@@ -99,4 +99,4 @@ def replaced(folder: Path, name: str | None, content: bytes) -> None:
         manifest = dataclasses.replace(manifest, base=entry)
     else:
         manifest = dataclasses.replace(manifest, tasks={**manifest.tasks, name: entry})
-    (folder / "manifest.json").write_bytes(manifest.to_bytes())
+    (folder / "manifest.json").write_bytes(manifest.content)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -218,3 +219,49 @@ def test_a_lock_held_by_another_process_is_named_and_is_free_when_that_process_i
                 pass
         finally:
             holder.kill()
+
+
+def _use(folder: Path) -> None:
+    with atomic.locked(folder, wait=0.0):
+        time.monotonic()
+
+
+def test_a_lock_is_free_after_an_interrupt_at_any_instruction_between_taking_and_using_it(tmp_path: Path) -> None:
+    """Every instruction of `locked`, of what it calls and of its caller; the traceback is still alive."""
+    files = {_use.__code__.co_filename, atomic.locked.__code__.co_filename}
+    instructions = 0
+
+    def interrupted_at(number: int) -> BaseException | None:
+        nonlocal instructions
+        instructions = 0
+
+        def trace(frame: FrameType, event: str, _: Any) -> Any:
+            nonlocal instructions
+            if frame.f_code.co_filename not in files or frame.f_code.co_name in ("__del__", "interrupted_at"):
+                return None
+            frame.f_trace_opcodes = True
+            if event == "opcode":
+                instructions += 1
+                if instructions == number:
+                    raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            _use(tmp_path)
+        except KeyboardInterrupt as error:
+            return error
+        finally:
+            sys.settrace(None)
+        return None
+
+    assert interrupted_at(0) is None
+    handles = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else None
+    total, caught = instructions, []
+    assert total > 50
+    for number in range(1, total + 1):
+        caught.append(interrupted_at(number))
+        with atomic.locked(tmp_path, wait=0.0):  # raises LockedError if the lock is held
+            pass
+    assert all(isinstance(error, KeyboardInterrupt) for error in caught)
+    assert handles is None or len(os.listdir("/proc/self/fd")) == handles

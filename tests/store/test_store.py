@@ -17,6 +17,7 @@ from halrp import Delta, Halrp, Learner, Recipe, Store, __version__
 from halrp.errors import (
     ConflictError,
     DamagedError,
+    LinkError,
     ModelError,
     StoreError,
     TaskError,
@@ -58,8 +59,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 def committed(folder: Path) -> set[str]:
     """The files that a store should hold."""
     manifest = Store(folder).manifest()
-    entries = (manifest.base, *manifest.layouts.values(), *manifest.tasks.values())
-    return {"manifest.json", "lock"} | {entry.file for entry in entries}
+    return {"manifest.json", "lock"} | {entry.file for entry in manifest.entries}
 
 
 def same_predictions(learner: Learner, other: Learner, x: Tensor) -> bool:
@@ -215,7 +215,9 @@ def test_a_learner_with_a_store_commits_each_task_as_it_is_learned(tmp_path: Pat
     learner.save(tmp_path / "elsewhere")
     elsewhere = snapshot(tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "elsewhere")
-    assert elsewhere == snapshot(tmp_path)
+    here = snapshot(tmp_path)
+    assert elsewhere.pop("manifest.json") != here.pop("manifest.json")  # one commit there, several here
+    assert elsewhere == here
 
 
 def test_a_learner_that_opens_a_store_goes_on_where_it_ended(tmp_path: Path) -> None:
@@ -248,51 +250,80 @@ def test_two_learners_that_commit_in_turn_keep_each_others_tasks(tmp_path: Path)
         assert all(torch.equal(learner.predict(x, name), loaded.predict(x, name)) for name in names)
 
 
-def test_a_task_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
+def test_a_committed_task_is_replaced_only_by_who_names_it_and_knows_it(tmp_path: Path) -> None:
     first, second = (learned("mlp", tasks=0, base="given") for _ in range(2))
     store = Store(tmp_path)
-    store.commit(first._committed.ready, [first.learn("a", tiny_task("mlp", 0))], known={})
+    ours = first.learn("a", tiny_task("mlp", 0))
+    store.commit(first._committed.ready, [ours])
     before = snapshot(tmp_path)
     other = second.learn("a", tiny_task("mlp", 1))
     with pytest.raises(ConflictError, match="already holds another task 'a'"):
-        store.commit(second._committed.ready, [other], known={})
+        store.commit(second._committed.ready, [other])
+    with pytest.raises(ConflictError, match="another version of 'a'"):
+        store.commit(second._committed.ready, [other], pruned={"a": other})
     assert snapshot(tmp_path) == before
-    store.commit(first._committed.ready, [first.tasks["a"]], known={})  # the same task again is no conflict
+    store.commit(first._committed.ready, [ours])  # the same task again is no conflict
     assert snapshot(tmp_path) == before
-    store.commit(second._committed.ready, [other], known=first.tasks)  # whoever knows what is there may replace it
+    store.commit(second._committed.ready, [other], pruned={"a": ours})
     assert store.manifest().tasks["a"].bytes == len(task_file.write(other))
 
 
+def test_saving_two_learners_into_one_folder_never_replaces_a_task(tmp_path: Path) -> None:
+    first, second = (learned("mlp", tasks=0, base="given") for _ in range(2))
+    for learner, seed in ((first, 0), (second, 5)):
+        for name in "ab":
+            learner.learn(name, tiny_task("mlp", seed + ord(name)))
+    second.learn("c", tiny_task("mlp", 9))
+    first.save(tmp_path)
+    before = snapshot(tmp_path)
+    with pytest.raises(ConflictError, match=r"another task 'a', 'b', and a committed task never changes"):
+        second.save(tmp_path)
+    assert snapshot(tmp_path) == before  # nothing of it, "c" neither
+    assert same_predictions(first, Learner.load(tmp_path, net("mlp")), tiny_task("mlp", 7)[0])
+
+
 @pytest.mark.parametrize("method", [OFFICIAL, dataclasses.replace(OFFICIAL, precision="int8")])
-def test_pruning_committed_tasks_replaces_their_files_and_leaves_no_others(method: Halrp, tmp_path: Path) -> None:
+def test_pruning_committed_tasks_replaces_their_files_and_the_trash_holds_one_generation(
+    method: Halrp, tmp_path: Path
+) -> None:
     learner = learned("conv", tasks=2, method=method, store=tmp_path)
-    before = Store(tmp_path).manifest().tasks
-    learner.learn("t2", tiny_task("conv", 2))
-    after = Store(tmp_path).manifest().tasks
-    assert list(after) == ["t0", "t1", "t2"]
-    assert after["t0"] == before["t0"]
-    assert after["t1"] != before["t1"]  # pruned again
-    assert set(snapshot(tmp_path)) == committed(tmp_path)
+    for name in ("t2", "t3"):
+        before, files = Store(tmp_path).manifest().tasks, snapshot(tmp_path)
+        learner.learn(name, tiny_task("conv", int(name[1])))
+        after = Store(tmp_path).manifest().tasks
+        assert list(after) == [*before, name]
+        assert after["t0"] == before["t0"]
+        pruned = {entry.file for n, entry in before.items() if after[n] != entry}
+        assert before["t1"].file in pruned
+        assert set(snapshot(tmp_path)) == committed(tmp_path) | {f"trash/{file}" for file in pruned}
+        assert all(snapshot(tmp_path)[f"trash/{file}"] == files[file] for file in pruned)
     assert same_predictions(learner, Learner.load(tmp_path, net("conv")), tiny_task("conv", 7)[0])
 
 
-def test_the_next_commit_removes_what_others_left_and_nothing_else(tmp_path: Path) -> None:
+def test_the_next_commit_moves_what_no_commit_names_to_the_trash_and_leaves_foreign_files(tmp_path: Path) -> None:
     learner = learned("mlp", tasks=2, store=tmp_path)
+    strays = [tmp_path / "base-0123456789abcdef.safetensors", tmp_path / "tasks" / "t9-0123456789abcdef.safetensors"]
     litter = [
-        tmp_path / "base-0123456789abcdef.safetensors",
-        tmp_path / "tasks" / "t9-0123456789abcdef.safetensors",
         tmp_path / ".manifest.json-12-deadbeef.part",
         tmp_path / "tasks" / ".t1-0123-12-deadbeef.part",
         tmp_path / "work" / Store(tmp_path).work_folder("t1").name / "0.safetensors",
     ]
     foreign = [tmp_path / "notes.txt", tmp_path / "film.part", tmp_path / "tasks" / "mine.safetensors"]
-    for path in (*litter, *foreign):
+    for path in (*strays, *litter, *foreign):
         path.parent.mkdir(exist_ok=True, parents=True)
-        path.write_bytes(b"x")
+        path.write_bytes(path.name.encode())
     learner.learn("t2", tiny_task("mlp", 2))
-    assert not any(path.exists() for path in litter)
-    assert all(path.exists() for path in foreign)
-    assert set(snapshot(tmp_path)) == committed(tmp_path) | {p.relative_to(tmp_path).as_posix() for p in foreign}
+    assert not any(path.exists() for path in (*strays, *litter))
+    files, names = snapshot(tmp_path), [p.relative_to(tmp_path).as_posix() for p in (*strays, *foreign)]
+    assert set(files) == committed(tmp_path) | set(names[2:]) | {f"trash/{name}" for name in names[:2]}
+    for path, name in zip(strays, names, strict=False):  # another file of that name overwrites nothing
+        assert files[f"trash/{name}"] == path.name.encode()
+        path.write_bytes(b"second")
+    learner.learn("t3", tiny_task("mlp", 3))
+    trash = {name: content for name, content in snapshot(tmp_path).items() if name.startswith("trash/")}
+    assert trash == {f"trash/{n}": Path(n).name.encode() for n in names[:2]} | {
+        f"trash/{n}.1": b"second" for n in names[:2]
+    }
 
 
 def test_a_damaged_file_is_written_anew_by_the_learner_that_knows_it(tmp_path: Path) -> None:
@@ -371,7 +402,7 @@ def test_a_task_under_another_tasks_name_is_refused(tmp_path: Path) -> None:
     learner = learned("mlp", store=tmp_path)
     manifest = Store(tmp_path).manifest()
     tasks = {**manifest.tasks, "t1": manifest.tasks["t2"]}
-    (tmp_path / "manifest.json").write_bytes(dataclasses.replace(manifest, tasks=tasks).to_bytes())
+    (tmp_path / "manifest.json").write_bytes(dataclasses.replace(manifest, tasks=tasks).content)
     with pytest.raises(DamagedError, match="holds the task 't2', not 't1'"):
         Store(tmp_path).read("t1", learner._committed.ready)
 
@@ -388,7 +419,7 @@ def test_a_manifest_that_cannot_be_seen_is_not_taken_for_none(tmp_path: Path) ->
     learner = learned("mlp", store=tmp_path)
     (tmp_path / "manifest.json").rename(tmp_path / "elsewhere.json")
     (tmp_path / "manifest.json").symlink_to(tmp_path / "unmounted" / "manifest.json")
-    with pytest.raises(DamagedError):
+    with pytest.raises(LinkError, match="symbolic link"):
         learner.learn("t3", tiny_task("mlp", 3))
     assert list(learner.tasks) == ["t0", "t1", "t2"]
     (tmp_path / "elsewhere.json").replace(tmp_path / "manifest.json")

@@ -123,6 +123,7 @@ def _die_at(step: int) -> None:
 
     setattr(Path, "open", open_)  # noqa: B010  (this process never puts it back)
     setattr(os, "replace", mortal(os.replace))  # noqa: B010
+    setattr(os, "rename", mortal(os.rename))  # noqa: B010
     setattr(os, "fsync", mortal(os.fsync))  # noqa: B010
     setattr(os, "unlink", mortal(os.unlink))  # noqa: B010
 

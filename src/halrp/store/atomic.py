@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import os
 import secrets
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from halrp.errors import DamagedError, LockedError, WriteError
@@ -107,48 +107,74 @@ def read(path: Path, limit: int = LARGEST) -> bytes:
     return content
 
 
-@contextmanager
-def locked(folder: Path, wait: float = 10.0) -> Iterator[None]:
-    """Hold a folder's lock for a block; the system releases it if the process dies."""
-    deadline = time.monotonic() + wait
-    while (handle := _taken(folder)) is None:
-        if time.monotonic() >= deadline:
-            raise LockedError(
-                f"another process is writing to {folder} (its lock was not free for {wait:g} seconds); "
-                "wait for it, or stop it"
-            )
-        time.sleep(0.05)
+class Lock(io.FileIO):
+    """An open lock file: closing it, leaving its `with` block, or losing it to an exception releases the lock.
+
+    Opening and closing are single steps that no Ctrl-C can divide, so a lock is never taken and then forgotten.
+    """
+
+    def __del__(self) -> None:
+        """Release a lock that an exception left behind, without a warning about an open file."""
+        self.close()
+
+
+def locked(folder: Path, wait: float = 10.0) -> Lock:
+    """Hold a folder's lock for a `with` block; the system releases it if the process dies."""
+    held: list[Lock] = []
     try:
-        yield
+        deadline = time.monotonic() + wait
+        while not _take_folder(folder, held):
+            if time.monotonic() >= deadline:
+                raise LockedError(
+                    f"another process is writing to {folder} (its lock was not free for {wait:g} seconds); "
+                    "wait for it, or stop it"
+                )
+            time.sleep(0.05)
+        # Popped, because a traceback that somebody keeps would keep a variable, and with it the lock.
+        return held.pop()
     finally:
-        os.close(handle)
+        _close(held)
 
 
-def _taken(folder: Path) -> int | None:
-    """Take a folder's lock if it is free."""
+def take_lock(path: Path) -> Lock | None:
+    """Lock a file, which is made if need be, if no other process holds it. Raises `OSError` if it cannot be opened."""
+    held: list[Lock] = []
+    try:
+        return held.pop() if _take(path, held) else None
+    finally:
+        _close(held)
+
+
+def _take_folder(folder: Path, held: list[Lock]) -> bool:
     path = folder / "lock"
     try:
         make_folder(folder)
-        return take_lock(path)
+        return _take(path, held)
     except FileNotFoundError:
-        return None
+        return False
     except OSError as error:
         raise WriteError(f"{path} could not be opened: {_reason(error)}; is the folder read-only?") from error
 
 
-def take_lock(path: Path) -> int | None:
-    """Lock a file, which is made if need be, if no other process holds it: a handle to close, or None.
-
-    A file that its holder removed while we took it guards nothing. Raises `OSError` if it cannot be opened.
-    """
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+def _take(path: Path, held: list[Lock]) -> bool:
+    """Add a file's lock to those held, if it is free."""
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "it is a symbolic link", str(path))
+    held.append(Lock(path, "a+"))
+    if fcntl is None:
+        return True
     try:
-        if fcntl is None:
-            return handle
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(handle), os.stat(path)):
-            return handle
+        fcntl.flock(held[0].fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # A file that its holder removed while we took it guards nothing.
+        if os.path.samestat(os.fstat(held[0].fileno()), os.lstat(path)):
+            return True
     except OSError:
         pass
-    os.close(handle)
-    return None
+    _close(held)
+    return False
+
+
+def _close(held: list[Lock]) -> None:
+    while held:
+        held[0].close()
+        held.pop()

@@ -4,6 +4,7 @@
     base-<checksum>.safetensors         the frozen base
     layout-<checksum>.json              names, types and shapes of what tasks may own
     tasks/<name>-<checksum>.safetensors a task: everything it owns, and how it was learned
+    trash/                              what the manifest no longer names
     work/                               checkpoints of interrupted tasks
     lock                                held while a commit is written
 
@@ -14,39 +15,26 @@ first, then the manifest is replaced in one move. A reader sees the old set of t
 from __future__ import annotations
 
 import os
-import re
-import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
-import safetensors.torch
-import torch
-from safetensors import SafetensorError
-
-from halrp.errors import ConflictError, DamagedError, StoreError, UnknownTaskError, WriteError, WrongBaseError
-from halrp.model import views
+from halrp.errors import DamagedError, StoreError, UnknownTaskError
 from halrp.model.base import Base
 from halrp.model.delta import Delta
-from halrp.model.layers.head import new_head
 from halrp.model.layout import Layout
-from halrp.store import atomic, task_file
-from halrp.store.manifest import BASE, LAYOUT, TASK, Entry, Manifest, entry_of
-from halrp.store.tensors import copy_of
-
-_TEMPORARY = re.compile(rf"(tasks/)?\..+{re.escape(atomic.TEMPORARY)}")
-_LARGEST_MANIFEST = 64 * 2**20
-_CONVERSIONS = {
-    torch.float64: "double",
-    torch.float32: "float",
-    torch.bfloat16: "bfloat16",
-    torch.float16: "half",
-}
-"""How a model's precision is changed."""
+from halrp.store import base_file, lineage, task_file
+from halrp.store.change import Edit, change
+from halrp.store.commit import Commit
+from halrp.store.folder import WORK, Folder, work_name
+from halrp.store.manifest import Entry, Manifest
 
 
 class Store:
-    """A folder of tasks. Reading needs no lock; writing holds it."""
+    """A folder of tasks. Reading needs no lock; writing holds it.
+
+    A store object remembers what it last read all tasks of, or wrote: it refuses to change a folder that holds another
+    store by then, or an earlier generation of this one.
+    """
 
     def __init__(self, folder: str | os.PathLike[str], checkpoint_every: float = 0.0) -> None:
         """Name a folder; nothing is read or written yet.
@@ -54,34 +42,21 @@ class Store:
         A training that is interrupted is resumed from a checkpoint at most `checkpoint_every` seconds and an epoch old.
         """
         self.folder, self.checkpoint_every = Path(folder), checkpoint_every
+        self.known: Manifest | None = None
+        """What was last read or written."""
+        self._folder = Folder(self.folder)
 
     def exists(self) -> bool:
         """Whether something has been committed here."""
-        path = self.folder / "manifest.json"
-        try:
-            path.lstat()
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        except OSError as error:  # answering no would let a commit replace what cannot be seen now
-            raise StoreError(f"{path} cannot be read: {error.strerror or error}") from error
-        return True
+        return self._folder.exists()
 
     def manifest(self) -> Manifest:
         """What is in the store now."""
-        path = self.folder / "manifest.json"
-        if not self.exists():
-            raise StoreError(f"{self.folder} is not a store: it has no manifest.json; save a learner there first")
-        return Manifest.parse(atomic.read(path, _LARGEST_MANIFEST), str(path))
+        return self._folder.manifest()
 
     def content(self, entry: Entry) -> bytes:
         """A file of the store, checked against its checksum."""
-        path = self.folder / entry.file
-        content = atomic.read(path, entry.bytes)
-        if len(content) != entry.bytes or atomic.checksum(content) != entry.sha256:
-            raise DamagedError(
-                f"{path} is not the file that was committed: it was changed or cut; restore a copy of it"
-            )
-        return content
+        return self._folder.content(entry)
 
     def layouts(self, manifest: Manifest) -> Mapping[str, Layout]:
         """What the task files of a manifest are laid out by, by digest."""
@@ -99,10 +74,13 @@ class Store:
             manifest = self.manifest()
             try:
                 layouts = self.layouts(manifest)
-                return {name: self._read(name, base, manifest, layouts) for name in manifest.tasks}
+                tasks = {name: self._read(name, base, manifest, layouts) for name in manifest.tasks}
             except DamagedError:
                 if self.manifest() == manifest:
                     raise
+            else:
+                self.known = manifest
+                return tasks
 
     def read(self, name: str, base: Base) -> Delta:
         """A task of the store, compared with the base."""
@@ -123,162 +101,41 @@ class Store:
     def read_base(self, like: Base) -> Base:
         """The store's base, on the architecture of `like`."""
         manifest = self.manifest()
-        source = str(self.folder / manifest.base.file)
-        try:
-            tensors = safetensors.torch.load(self.content(manifest.base))
-        except (SafetensorError, LookupError, ValueError, TypeError, RuntimeError) as error:
-            raise DamagedError(f"{source} cannot be read: {error}") from error
-        if manifest.head != like.plan.head:
-            raise WrongBaseError(
-                f"{source} was made with the head {manifest.head!r}, the model's is {like.plan.head!r}"
-            )
-        classes = _classes_of(tensors, like, source)
-        net = views.clone(like.module)
-        fresh = new_head(like.module.get_submodule(like.plan.head), classes, torch.device("meta"))
-        views.replace_module(net, like.plan.head, fresh.to_empty(device=like.device))
-        for name, tensor in tensors.items():
-            # A copy lies in memory as a trained tensor does; the last bits of a product may depend on it.
-            views.get_tensor(net, name).data = tensor.to(like.device, copy=True)
-        base = Base(net, like.plan, manifest.channels_last)
-        if base.fingerprint != manifest.fingerprint:
-            ours, theirs = base.fingerprint[:12], manifest.fingerprint[:12]
-            raise DamagedError(f"{source} has the fingerprint {ours}…, not {theirs}…")
-        return base
+        return base_file.read(self.content(manifest.base), manifest, like, str(self.folder / manifest.base.file))
 
-    def commit(self, base: Base, deltas: Sequence[Delta], known: Mapping[str, Delta] | None = None) -> None:
-        """Add tasks to the store, or replace tasks that pruning changed: all of them or none.
+    def check_known(self) -> None:
+        """Raise `StoreChangedError` if the folder holds something else than a later generation of what was seen."""
+        if self.known is not None:
+            lineage.check(self.folder, self.known, self.manifest() if self.exists() else None)
 
-        With `known`, the tasks as the caller last saw them, a task is replaced only if it is still that one; another
-        one of the same name, committed by somebody else, raises `ConflictError`.
+    def commit(
+        self,
+        base: Base,
+        deltas: Sequence[Delta],
+        *,
+        pruned: Mapping[str, Delta] | None = None,
+        replaced: Mapping[str, Delta | None] | None = None,
+    ) -> Manifest:
+        """Add tasks to the store: all of them or none.
+
+        A committed task of the same name with another content raises `ConflictError`, unless the caller names it:
+        `pruned` are tasks that compression changed, as they were before it, and `replaced` tasks that get a new
+        version, as they are. Of those the store must still hold exactly that one.
         """
-        with atomic.locked(self.folder):
-            manifest = self.manifest() if self.exists() else None
-            if manifest is not None and manifest.fingerprint != base.fingerprint:
-                raise ConflictError(
-                    f"{self.folder} holds tasks of another base ({manifest.fingerprint[:12]}…, not "
-                    f"{base.fingerprint[:12]}…); choose another folder"
-                )
-            if manifest is None:
-                content = safetensors.torch.save({n: copy_of(t) for n, t in base.tensors.items()})
-                manifest = Manifest(base.plan.head, base.channels_last, base.fingerprint, self._put("base", content))
-            contents = {delta.task: task_file.write(delta) for delta in deltas}
-            if not self.exists():
-                self._refuse_without_manifest(contents)
-            layouts = dict(manifest.layouts)
-            for layout in {delta.layout.digest: delta.layout for delta in deltas}.values():
-                layouts[layout.digest] = self._put("layout", layout.content, ".json")
-            tasks = dict(manifest.tasks)
-            for delta in deltas:
-                tasks[delta.task] = self._task_entry(delta, contents[delta.task], base, manifest, known)
-            new = Manifest(manifest.head, manifest.channels_last, manifest.fingerprint, manifest.base, tasks, layouts)
-            self._replace_manifest(new)
-            self._tidy(new)
+        commit = Commit(base, deltas, pruned or {}, replaced or {})
 
-    def _task_entry(
-        self, delta: Delta, content: bytes, base: Base, manifest: Manifest, known: Mapping[str, Delta] | None
-    ) -> Entry:
-        """The entry of a task to commit: the one that is there if it is the same task, or that of a new file."""
-        there = manifest.tasks.get(delta.task)
-        if there is not None and there.sha256 != atomic.checksum(content):
-            stored = self._rewritten(delta.task, base, manifest)
-            if stored == content:  # the same task, in the format of an earlier version
-                return there
-            if known is not None:
-                before = known.get(delta.task)
-                if before is None or stored != task_file.write(before):
-                    raise ConflictError(
-                        f"{self.folder} already holds another task {delta.task!r}, and a committed task never "
-                        "changes; choose another name, or open the store again and use the task that is there"
-                    )
-        # Nothing that cannot be read.
-        read = task_file.read(content, {delta.layout.digest: delta.layout}, delta.task)
-        task_file.check(read, base, delta.task)
-        return self._put(f"tasks/{slug(delta.task)}", content)
+        def stored(name: str, manifest: Manifest) -> bytes | None:
+            try:
+                return task_file.write(self._read(name, base, manifest, self.layouts(manifest)))
+            except StoreError:
+                return None
 
-    def _rewritten(self, name: str, base: Base, manifest: Manifest) -> bytes | None:
-        """A task of the store as this version writes it; None if it cannot be read."""
-        try:
-            return task_file.write(self._read(name, base, manifest, self.layouts(manifest)))
-        except StoreError:
-            return None
+        return self._change(lambda before: commit.edit(self._folder, before, stored))
 
-    def _replace_manifest(self, manifest: Manifest) -> None:
-        content = manifest.to_bytes()
-        path = self.folder / "manifest.json"
-        if self.exists() and atomic.read(path, _LARGEST_MANIFEST) == content:
-            return
-        # The manifest may name only what the disk holds.
-        for folder in ("tasks", ".") if manifest.tasks else (".",):
-            atomic.flush_folder(self.folder / folder)
-        atomic.write(path, content)
-        # The commit has happened; that it may not outlive a power cut does not undo it.
-        with suppress(WriteError):
-            atomic.flush_folder(self.folder)
+    def _change(self, edit: Edit) -> Manifest:
+        self.known = change(self._folder, self.known, edit)
+        return self.known
 
-    def work_folder(self, name: str) -> Path:
-        """Where checkpoints of a task may lie until it is committed."""
-        digest = atomic.checksum(name.encode(errors="surrogatepass"))
-        return self.folder / "work" / f"{slug(name)}-{digest[:16]}"
-
-    def _refuse_without_manifest(self, contents: Mapping[str, bytes]) -> None:
-        """Refuse to begin a store where tasks lie that no manifest names; they would be removed as leftovers."""
-        ours = {entry_of(f"tasks/{slug(name)}", content).file for name, content in contents.items()}
-        present = {path.relative_to(self.folder).as_posix() for path in (self.folder / "tasks").glob("*")}
-        lost = sorted(file for file in present - ours if TASK.fullmatch(file))
-        if lost:
-            raise ConflictError(
-                f"{self.folder} holds {len(lost)} task files but no manifest.json ({lost[0]}, …); restore the "
-                "manifest, move the files away, or choose another folder"
-            )
-
-    def _put(self, stem: str, content: bytes, ending: str = ".safetensors") -> Entry:
-        entry = entry_of(stem, content, ending)
-        path = self.folder / entry.file
-        if not path.exists() or path.stat().st_size != entry.bytes or atomic.read(path, entry.bytes) != content:
-            atomic.write(path, content)
-        return entry
-
-    def _tidy(self, manifest: Manifest) -> None:
-        """Remove files that no commit names: replaced tasks, and what a killed process left unfinished.
-
-        What cannot be removed stays: the commit has happened.
-        """
-        named = {entry.file for entry in (manifest.base, *manifest.layouts.values(), *manifest.tasks.values())}
-        for path in (*self.folder.glob("*"), *(self.folder / "tasks").glob("*")):
-            relative = path.relative_to(self.folder).as_posix()
-            ours = any(pattern.fullmatch(relative) for pattern in (BASE, LAYOUT, TASK, _TEMPORARY))
-            with suppress(OSError):
-                if ours and relative not in named and path.is_file():
-                    path.unlink(missing_ok=True)
-        left = set((self.folder / "work").glob("*"))
-        for folder in left & {self.work_folder(name) for name in manifest.tasks} if left else ():
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _classes_of(tensors: Mapping[str, torch.Tensor], like: Base, source: str) -> int:
-    """The classes of a stored base's head, or an error if its tensors do not fit the architecture of `like`."""
-    ours = like.tensors
-    weight = f"{like.plan.head}.weight"
-    classes = tensors[weight].shape[0] if weight in tensors and tensors[weight].dim() else 0
-    head = {n for n in like.plan.parameters if like.plan.role(n) == "head"}
-    shapes = {n: (classes, *t.shape[1:]) if n in head else tuple(t.shape) for n, t in ours.items()}
-    wrong = sorted(ours.keys() ^ tensors.keys()) or [n for n in ours if shapes[n] != tuple(tensors[n].shape)]
-    other_types = [] if wrong else [n for n in ours if ours[n].dtype != tensors[n].dtype]
-    if other_types:
-        name = other_types[0]
-        stored = tensors[name].dtype
-        convert = f"model.{_CONVERSIONS[stored]}()" if stored in _CONVERSIONS else "tensors of the stored types"
-        raise WrongBaseError(
-            f"{source} holds {name} as {stored}, the model has {ours[name].dtype} ({len(other_types)} such tensors); "
-            f"pass the model it was made with, in its precision: {convert}"
-        )
-    if wrong or not classes:
-        raise WrongBaseError(
-            f"{source} does not fit the model at {', '.join(wrong[:3]) or weight}; pass the model it was made with"
-        )
-    return classes
-
-
-def slug(name: str) -> str:
-    """A readable, harmless piece of a file name."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-") or "task"
+    def work_folder(self, name: str, version: int = 0) -> Path:
+        """Where checkpoints of a task, or of a later version of it, may lie until it is committed."""
+        return self._folder.path(f"{WORK}/{work_name(name, version)}")

@@ -27,7 +27,7 @@ def summary(folder: str | os.PathLike[str]) -> dict[str, Any]:
         "fingerprint": manifest.fingerprint,
         "base_bytes": manifest.base.bytes,
         "tasks": tasks,
-        "bytes": sum(entry.bytes for entry in (manifest.base, *manifest.layouts.values(), *manifest.tasks.values())),
+        "bytes": sum({entry.file: entry.bytes for entry in manifest.entries}.values()),
         "separate_bytes": manifest.base.bytes * len(tasks),
     }
 

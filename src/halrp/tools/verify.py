@@ -27,6 +27,7 @@ from halrp.model.layout import Layout
 from halrp.model.plan import plan
 from halrp.model.wrappers import unwrapped
 from halrp.store import atomic, task_file
+from halrp.store.folder import TRASH
 from halrp.store.manifest import Manifest
 from halrp.store.store import Store
 
@@ -75,6 +76,7 @@ class _Reading:
         yield self._finding("manifest.json", self._check_manifest)
         if self.manifest is not None:
             bases, tasks = [self.manifest.base.file], {e.file: n for n, e in self.manifest.tasks.items()}
+            tasks |= {entry.file: name for name, old in self.manifest.versions.items() for entry in old}
             layouts = [entry.file for entry in self.manifest.layouts.values()]
         else:
             named = [name for name in present if _NAMED.fullmatch(name)]
@@ -94,8 +96,10 @@ class _Reading:
                 yield Finding(
                     file, "unfinished", "checkpoint of an interrupted task; learning the task again resumes it"
                 )
+            elif file.startswith(f"{TRASH}/"):
+                yield Finding(file, "orphan", "in the trash; halrp repair --empty-trash deletes it")
             else:
-                yield Finding(file, "orphan", "no commit names it")
+                yield Finding(file, "orphan", "no commit names it; the next one moves it to the trash")
 
     def _finding(self, file: str, check: Callable[[], str]) -> Finding:
         try:
@@ -112,8 +116,7 @@ class _Reading:
 
     def _content(self, file: str) -> bytes:
         if self.manifest is not None:
-            entries = (self.manifest.base, *self.manifest.layouts.values(), *self.manifest.tasks.values())
-            return self.store.content(next(entry for entry in entries if entry.file == file))
+            return self.store.content(next(entry for entry in self.manifest.entries if entry.file == file))
         content, match = atomic.read(self.store.folder / file), _NAMED.fullmatch(file)
         if match is None or not atomic.checksum(content).startswith(match[2]):
             raise DamagedError("it is not the file that was committed: its checksum is not the one in its name")

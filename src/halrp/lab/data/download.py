@@ -296,4 +296,4 @@ def _file_lock(path: Path, report: Report, policy: RetryPolicy) -> Iterator[None
     finally:
         with suppress(OSError):
             os.unlink(lock)
-        os.close(handle)
+        handle.close()

@@ -21,7 +21,7 @@ from halrp.model.layers.head import new_head
 from halrp.model.layers.norm import BATCH_NORMS
 from halrp.model.plan import Plan, plan
 from halrp.model.views import get_tensor, replace_module
-from halrp.store.store import slug
+from halrp.store.folder import slug
 from halrp.training.batches import InMemory, prepare, refuse_batch_of_one
 from halrp.training.checkpoint import Checkpoints
 from halrp.training.loop import Group, Hooks, Stage, Training

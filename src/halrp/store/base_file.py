@@ -1,0 +1,75 @@
+"""The file of a base: every parameter and buffer by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+
+from halrp.errors import DamagedError, WrongBaseError
+from halrp.model import views
+from halrp.model.base import Base
+from halrp.model.layers.head import new_head
+from halrp.store.manifest import Manifest
+from halrp.store.tensors import copy_of
+
+_CONVERSIONS = {
+    torch.float64: "double",
+    torch.float32: "float",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "half",
+}
+"""How a model's precision is changed."""
+
+
+def write(base: Base) -> bytes:
+    """The file of a base. The same weights give the same bytes."""
+    return safetensors.torch.save({name: copy_of(tensor) for name, tensor in base.tensors.items()})
+
+
+def read(content: bytes, manifest: Manifest, like: Base, source: str) -> Base:
+    """A base on the architecture of `like`, checked against its manifest; `source` names the file in errors."""
+    try:
+        tensors = safetensors.torch.load(content)
+    except (SafetensorError, LookupError, ValueError, TypeError, RuntimeError) as error:
+        raise DamagedError(f"{source} cannot be read: {error}") from error
+    if manifest.head != like.plan.head:
+        raise WrongBaseError(f"{source} was made with the head {manifest.head!r}, the model's is {like.plan.head!r}")
+    classes = _classes_of(tensors, like, source)
+    net = views.clone(like.module)
+    fresh = new_head(like.module.get_submodule(like.plan.head), classes, torch.device("meta"))
+    views.replace_module(net, like.plan.head, fresh.to_empty(device=like.device))
+    for name, tensor in tensors.items():
+        # A copy lies in memory as a trained tensor does; the last bits of a product may depend on it.
+        views.get_tensor(net, name).data = tensor.to(like.device, copy=True)
+    base = Base(net, like.plan, manifest.channels_last)
+    if base.fingerprint != manifest.fingerprint:
+        ours, theirs = base.fingerprint[:12], manifest.fingerprint[:12]
+        raise DamagedError(f"{source} has the fingerprint {ours}…, not {theirs}…")
+    return base
+
+
+def _classes_of(tensors: Mapping[str, torch.Tensor], like: Base, source: str) -> int:
+    """The classes of a stored base's head, or an error if its tensors do not fit the architecture of `like`."""
+    ours = like.tensors
+    weight = f"{like.plan.head}.weight"
+    classes = tensors[weight].shape[0] if weight in tensors and tensors[weight].dim() else 0
+    head = {n for n in like.plan.parameters if like.plan.role(n) == "head"}
+    shapes = {n: (classes, *t.shape[1:]) if n in head else tuple(t.shape) for n, t in ours.items()}
+    wrong = sorted(ours.keys() ^ tensors.keys()) or [n for n in ours if shapes[n] != tuple(tensors[n].shape)]
+    other_types = [] if wrong else [n for n in ours if ours[n].dtype != tensors[n].dtype]
+    if other_types:
+        name = other_types[0]
+        stored = tensors[name].dtype
+        convert = f"model.{_CONVERSIONS[stored]}()" if stored in _CONVERSIONS else "tensors of the stored types"
+        raise WrongBaseError(
+            f"{source} holds {name} as {stored}, the model has {ours[name].dtype} ({len(other_types)} such tensors); "
+            f"pass the model it was made with, in its precision: {convert}"
+        )
+    if wrong or not classes:
+        raise WrongBaseError(
+            f"{source} does not fit the model at {', '.join(wrong[:3]) or weight}; pass the model it was made with"
+        )
+    return classes

@@ -1,0 +1,99 @@
+"""Manifests: large ones are read in linear time and bounded, and each format is written as it always was."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from halrp import Store
+from halrp.errors import DamagedError, StoreError
+from halrp.store import atomic, change
+from halrp.store import manifest as manifests
+from halrp.store.manifest import MOST_FILES, Entry, Manifest
+from tests.helpers import tiny_task
+from tests.store.corpus.make import HERE
+from tests.store.test_store import learned, snapshot
+
+
+def large(tasks: int, version: int = 3) -> Manifest:
+    digests = [sha256(str(number).encode()).hexdigest() for number in range(tasks + 2)]
+    entries = [Entry(f"tasks/t{n}-{digest[:16]}.safetensors", digest, 1000 + n) for n, digest in enumerate(digests[2:])]
+    base, layout = digests[:2]
+    manifest = Manifest(
+        head="fc",
+        channels_last=False,
+        fingerprint=base,
+        base=Entry(f"base-{base[:16]}.safetensors", base, 100),
+        tasks={f"task {number}": entry for number, entry in enumerate(entries)},
+        layouts={layout[:16]: Entry(f"layout-{layout[:16]}.json", layout, 100)},
+        format=version,
+    )
+    return manifest.following(None) if version == 3 else manifest
+
+
+def seconds(content: bytes) -> float:
+    began = time.process_time()
+    Manifest.parse(content, "manifest")
+    return time.process_time() - began
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_reading_takes_linear_time(version: int) -> None:
+    """Four times as many tasks take about four times as long; quadratic reading would take sixteen times."""
+    small, big = (large(count, version).content for count in (5_000, 20_000))
+    assert min(seconds(big) for _ in range(3)) < 9 * min(seconds(small) for _ in range(3))
+
+
+def test_the_most_tasks_are_read_and_more_are_refused_by_number() -> None:
+    manifest = large(MOST_FILES + 1)
+    with pytest.raises(DamagedError, match=r"names 200,001 files, more than the 200,000"):
+        Manifest.parse(manifest.content, "manifest")
+
+
+def test_a_commit_of_too_many_files_is_refused_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = learned("mlp", tasks=2, store=tmp_path)
+    before = snapshot(tmp_path)
+    monkeypatch.setattr(change, "MOST_FILES", 4)  # the base, its layout and two tasks
+    with pytest.raises(StoreError, match="would hold 5 files, more than the 4"):
+        learner.learn("t2", tiny_task("mlp", 2))
+    after = {name: content for name, content in snapshot(tmp_path).items() if name in before}
+    assert after == before
+    assert list(learner.tasks) == ["t0", "t1"]
+
+
+def test_a_file_larger_than_a_manifest_may_be_is_not_read(tmp_path: Path) -> None:
+    learned("mlp", tasks=1, store=tmp_path)
+    with (tmp_path / "manifest.json").open("ab") as file:
+        file.truncate(manifests.LARGEST + 1)
+    with pytest.raises(DamagedError, match="more than the"):
+        Store(tmp_path).manifest()
+
+
+@pytest.mark.parametrize("name", ["v1", "v2"])
+def test_earlier_formats_are_spelled_as_python_indents_them(name: str) -> None:
+    content = (HERE / name / "store" / "manifest.json").read_bytes()
+    manifest = Manifest.parse(content, "manifest")
+    assert f"{json.dumps(json.loads(content), indent=1)}\n".encode() == manifest.content == content
+    changed = replace(manifest, tasks={})
+    assert f"{json.dumps(json.loads(changed.content), indent=1)}\n".encode() == changed.content
+
+
+def test_the_checksum_of_a_manifest_is_that_of_the_lines_before_it() -> None:
+    content = large(3).content
+    lines = content.splitlines(keepends=True)
+    assert json.loads(content)["sha256"] == atomic.checksum(b"".join(lines[:-2]))
+    assert len(lines) == 12 + 2 + 1 + 3 + 1 + 2
+
+
+def test_a_pruned_file_that_is_in_use_is_refused() -> None:
+    manifest = large(3)
+    lying = replace(manifest, pruned=(manifest.tasks["task 1"].file,))
+    with pytest.raises(DamagedError, match="list of pruned files"):
+        Manifest.parse(lying.content, "manifest")
