@@ -35,7 +35,7 @@ def roll_back_everything(folder: Path, earlier: Path) -> None:
 
 def put_another(folder: Path, _: Path) -> None:
     shutil.rmtree(folder)
-    other = Learner(net("mlp", seed=4), base="given", store=folder)
+    other = Learner(net("mlp", seed=4), method=learned("mlp", tasks=0).method, base="given", store=folder)
     other.learn("x", tiny_task("mlp", 1))
 
 

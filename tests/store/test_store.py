@@ -482,7 +482,6 @@ NAMES = [
     " ",
     "-",
     "CON",
-    "lone \ud800 surrogate",
     "A b",
     "a-b",
     "%s{}$HOME`ls`",
