@@ -27,6 +27,7 @@ from halrp.model import views
 from halrp.model.base import Base, check_outputs
 from halrp.model.delta import Delta
 from halrp.model.plan import plan
+from halrp.model.precision import run_in
 from halrp.model.size import Size
 from halrp.model.wrappers import unwrapped
 from halrp.provenance import recalled_settings
@@ -36,7 +37,7 @@ from halrp.text import is_encodable
 from halrp.training.batches import Augment, Source
 from halrp.training.loop import Group
 from halrp.training.progress import Notify
-from halrp.training.recipe import Recipe, autocast
+from halrp.training.recipe import Recipe
 from halrp.training.run import TaskRun
 
 
@@ -257,23 +258,32 @@ class Learner:
 
         With a sequence of names, one per row, rows of different tasks go through the network together. The result is
         as wide as the widest task among them, and −inf where a row's task has no such class. A model that normalises
-        by the statistics of the batch does so among the rows of one task, `batch` of them at a time.
+        by the statistics of the batch does so among the rows of one task, `batch` of them at a time. Forward passes
+        have the precision in which each task was learned, whatever the recipe is by now.
         """
         if x.shape[0] == 0:
             raise DataError("predict: x has no rows; pass at least one example")
         x = self._committed.body.prepare_inputs(x)
-        with torch.no_grad(), autocast(self.recipe.autocast, self.device):
+        with torch.no_grad():
             if task is None or isinstance(task, str):
                 return self._committed.predictor.predict(x, task, batch)
             return self._committed.predictor.predict_mixed(x, task, batch)
 
     def module(self, task: str | None) -> nn.Module:
-        """A task as an `nn.Module` in evaluation mode that shares the base's tensors. Do not train it."""
-        return self._committed.ready.view(self._committed.predictor.delta(task))
+        """A task as an `nn.Module` in evaluation mode that shares the base's tensors. Do not train it.
+
+        If the task was learned in a lower precision, the module's forward passes are in it, wherever it is called.
+        """
+        delta = self._committed.predictor.delta(task)
+        return run_in(self._committed.ready.view(delta), delta.autocast)
 
     def export(self, task: str | None) -> nn.Module:
-        """A task as a plain module of the model's own classes, with merged weights, that shares nothing."""
-        return self._committed.ready.merged(self._committed.predictor.delta(task))
+        """A task as a plain module of the model's own classes, with merged weights, that shares nothing.
+
+        If the task was learned in a lower precision, the module's forward passes are in it, wherever it is called.
+        """
+        delta = self._committed.predictor.delta(task)
+        return run_in(self._committed.ready.merged(delta), delta.autocast)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the base and every task to a store; what is already there and equal is left as it is."""

@@ -13,4 +13,4 @@ def test_the_predictor_imports_no_training_code() -> None:
     assert "halrp.model.mixed" in modules
     allowed = ("halrp.serve", "halrp.store", "halrp.model", "halrp.objectives")
     other = [name for name in modules if not name.startswith(allowed)]
-    assert set(other) <= {"halrp.errors", "halrp.seeding", "halrp._version"}
+    assert set(other) <= {"halrp.errors", "halrp.seeding", "halrp.text", "halrp._version"}

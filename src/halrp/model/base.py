@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
+from threading import Lock
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +20,11 @@ from halrp.model import views
 from halrp.model.delta import Delta
 from halrp.model.factors import Factors
 from halrp.model.layers.norm import has_batch_norm
+from halrp.model.layers.registry import family_for
 from halrp.model.layout import Layout
 from halrp.model.plan import Plan
+from halrp.model.row_trace import interaction
+from halrp.model.rows import NotRowWise
 from halrp.model.size import Size
 
 
@@ -33,6 +37,8 @@ class Base:
         self.module = set_memory_format(module, channels_last).requires_grad_(False).eval()
         self.plan = plan
         self.channels_last = channels_last
+        self._interactions: dict[tuple[torch.Size, torch.dtype], str] = {}
+        self._tracing = Lock()
 
     @cached_property
     def fingerprint(self) -> str:
@@ -118,6 +124,30 @@ class Base:
         if delta.is_base:
             return views.clone(self.module).eval()
         return views.merged_copy(self.module, self.plan, delta.factors, delta.owned, delta.classes)
+
+    def row_wise_copy(self) -> nn.Module:
+        """A copy that shares the base's tensors, prepared for mixed rows, or `NotRowWise` if a layer mixes them."""
+        net = views.shared_copy(self.module).eval()
+        for path, module in net.named_modules():
+            family_for(module).prepare_mixed(path, module)
+        return net
+
+    def interaction(self, x: Tensor) -> str:
+        """Why rows of batches like x may interact in the model, decided once by its structure; empty if they do not."""
+        key = x.shape[1:], x.dtype
+        with self._tracing:
+            if key not in self._interactions:
+                try:
+                    self._interactions[key] = interaction(self.row_wise_copy(), x, self._changed_layers)
+                except NotRowWise as reason:
+                    self._interactions[key] = str(reason)
+        return self._interactions[key]
+
+    @property
+    def _changed_layers(self) -> set[str]:
+        """The paths of layers with a parameter that tasks own or adapt."""
+        changed = (p for p in self.plan.parameters.values() if p.kind != "shared")
+        return {alias.rpartition(".")[0] for parameter in changed for alias in parameter.aliases}
 
     def prepare_inputs(self, x: Tensor) -> Tensor:
         """Inputs on the base's device, in the memory format in which its convolutions are fastest."""

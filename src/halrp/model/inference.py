@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from halrp.errors import BatchOfOneError
 from halrp.model.delta import Delta
 from halrp.model.layers.norm import uses_batch_statistics
+from halrp.model.precision import forward_precision
 
 
 def batch_sizes(rows: int, batch: int) -> list[int]:
@@ -29,9 +30,10 @@ def inference_batches(model: nn.Module, rows: int, batch: int) -> list[int] | in
 
 
 def task_logits(module: nn.Module, x: Tensor, delta: Delta) -> Tensor:
-    """The logits of a task from its module, or the reason why a single row has none."""
+    """The logits of a task from its module in the task's precision, or the reason why a single row has none."""
     try:
-        logits: Tensor = module(x)
+        with forward_precision(delta.autocast, x.device):
+            logits: Tensor = module(x)
     except ValueError as error:
         if len(x) != 1 or not normalises_by_batch(module):
             raise

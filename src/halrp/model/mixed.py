@@ -3,11 +3,11 @@
 In a copy of the base's tree of modules, every layer that some task changes computes each row as that row's task would
 (the mixed forms in `layers`). Everything else, layers and the code between them, runs as it is, once for the batch.
 
-That is right only if the model treats the rows of a batch independently and keeps them in the first dimension, which
-its modules do not show. So one pass is refused where it is known to be wrong, and otherwise checked: the first mixed
-batch is computed a second time, task by task, and the results are compared. Where one pass is refused, fails or
-differs, every later batch is computed task by task through the tasks' own modules, which is always right and slower.
-`one_pass` says which way is used, `reason` why.
+That is right only if the model treats the rows of a batch independently and keeps them in the first dimension. Its
+structure decides that, before the first batch of a kind is computed (`row_trace`), so the same call takes the same way
+every time, whatever was computed before. As a second net the first batch is also computed task by task and the results
+are compared. Where one pass is refused, fails or differs, batches are computed task by task through the tasks' own
+modules, which is always right and slower. `one_pass` says which way is used, `reason` why.
 
 A model that normalises by the statistics of the batch is always computed task by task: the rows of a task are
 normalised by the rows of that task, as if they had been passed alone.
@@ -23,14 +23,14 @@ import torch
 from torch import Tensor, nn
 
 from halrp.errors import DataError
-from halrp.model import views
 from halrp.model.base import Base
 from halrp.model.delta import Delta
 from halrp.model.inference import inference_batches, task_logits
 from halrp.model.layers.head import mixed_head
-from halrp.model.layers.registry import family_for, rule_for
+from halrp.model.layers.registry import rule_for
 from halrp.model.layers.stacks import LayerTasks
 from halrp.model.plan import aliases
+from halrp.model.precision import forward_precision, rounding_unit
 from halrp.model.rows import ROWS, NotRowWise, Rows
 
 
@@ -44,54 +44,56 @@ class MixedModule:
     def __init__(self, base: Base, deltas: Sequence[Delta]) -> None:
         """Take the tasks in the order in which rows refer to them."""
         self._base, self._model, self._plan = base, base.module, base.plan
-        self._deltas = tuple(base.task if delta.is_base else delta for delta in deltas)
+        self._deltas = tuple(deltas)
         self._classes = [delta.classes for delta in self._deltas]
-        first: dict[int, int] = {}
-        self._same = [first.setdefault(id(delta), index) for index, delta in enumerate(self._deltas)]
+        first: dict[object, int] = {}
+        keys = [("base", delta.autocast) if delta.is_base else id(delta) for delta in self._deltas]
+        self._same = [first.setdefault(key, number) for number, key in enumerate(keys)]
         """The first index of each task: several indices may mean the base's own task, and its rows are one group."""
         self._views: dict[int, nn.Module] = {}
         self._net: nn.Module | None = None
-        self._compared = False
-        self.reason = ""
-        """Why batches are computed task by task; empty as long as one pass serves."""
+        self._compared: set[object] = set()
+        self._reasons: dict[object, str] = {}
+        """Why batches are computed task by task, by the kind of batch; under None for every kind."""
         try:
             self._net = self._mixed_network()
         except NotRowWise as reason:
-            self.reason = str(reason)
+            self._reasons[None] = str(reason)
 
     @property
     def one_pass(self) -> bool:
-        """Whether rows of different tasks are computed in one pass."""
+        """Whether rows of different tasks have been computed in one pass so far."""
         return not self.reason
+
+    @property
+    def reason(self) -> str:
+        """Why some batches are computed task by task; empty as long as one pass serves."""
+        return next(iter(self._reasons.values()), "")
 
     def __call__(self, x: Tensor, rows: Tensor) -> Tensor:
         """Logits of x (N, ...), where rows (N,) holds the index of each row's task.
 
         The result is as wide as the widest task among the rows, and −inf where a row's task has no such class.
         """
-        tasks = self._tasks(x, rows)
-        with torch.no_grad():
-            if len(set(tasks)) == 1:
-                return self._one_task(x, tasks[0])
-            order = sorted(range(len(tasks)), key=tasks.__getitem__)
-            positions = torch.tensor(order, device=x.device)
-            logits = self._predict_sorted(x[positions], Rows(sorted(tasks), x.device))
-            return logits[positions.argsort()]
+        return self.batched(x, rows, len(x))
 
     def batched(self, x: Tensor, rows: Tensor, batch: int) -> Tensor:
         """The same for any number of rows, about `batch` of them at a time.
 
-        In one pass a batch is the next rows. Task by task it is the next rows of one task, so that a row is in the same
-        batch as if its task had been passed alone.
+        In one pass a batch is the next rows whose tasks have the same precision. Task by task it is the next rows of
+        one task, so that a row is in the same batch as if its task had been passed alone.
         """
-        if self.one_pass:
-            pairs = zip(x.split(batch), rows.split(batch), strict=True)
-            return _concatenate([self(part, index) for part, index in pairs])
-        tasks = torch.tensor(self._tasks(x, rows), device=x.device)
-        groups = [(tasks == task).nonzero().flatten() for task in tasks.unique()]
-        parts = [part for group in groups for part in group.split(inference_batches(self._model, len(group), batch))]
-        logits = _concatenate([self(x[part], rows[part]) for part in parts])
-        return logits[torch.cat(parts).argsort()]
+        tasks = torch.tensor(self._tasks(x, rows))
+        with torch.no_grad(), forward_precision(None, x.device):
+            precisions = [self._deltas[task].autocast for task in tasks.tolist()]
+            groups = [
+                torch.tensor([n for n, each in enumerate(precisions) if each == precision])
+                for precision in dict.fromkeys(precisions)
+            ]
+            if len(groups) == 1:
+                return self._one_precision(x, tasks, batch)
+            logits = [self._one_precision(x[group.to(x.device)], tasks[group], batch) for group in groups]
+            return _concatenate(logits)[torch.cat(groups).argsort().to(x.device)]
 
     def _tasks(self, x: Tensor, rows: Tensor) -> list[int]:
         """The index of each row's task, checked."""
@@ -106,31 +108,48 @@ class MixedModule:
             raise DataError(f"rows names task {wrong}, but there are {len(self._deltas)}: 0 … {len(self._deltas) - 1}")
         return [self._same[index] for index in indices]
 
-    # ---- rows sorted by task ----------------------------------------------------------------------------------
+    # ---- rows whose tasks have one precision --------------------------------------------------------------------
 
-    def _predict_sorted(self, x: Tensor, rows: Rows) -> Tensor:
-        if self._net is None or self.reason:
-            return self._task_by_task(x, rows)
-        if self._compared:
+    def _one_precision(self, x: Tensor, tasks: Tensor, batch: int) -> Tensor:
+        """Logits of rows (N,) of tasks that compute in the same precision: in one pass if that is right."""
+        precision, kind = self._deltas[int(tasks[0])].autocast, (x.shape[1:], x.dtype)
+        if self._net is None or kind in self._reasons or len(tasks.unique()) == 1:
+            return self._task_by_task(x, tasks, batch)
+        reason = self._base.interaction(x)
+        if not reason:
             try:
-                return self._one_pass(self._net, x, rows)
+                with forward_precision(precision, x.device):
+                    return self._in_one_pass(self._net, x, tasks, batch)
             except Exception as error:  # of any kind: the tasks' own modules show whether the input is at fault
-                logits = self._task_by_task(x, rows)
-                self.reason = _reason(error)
-                return logits
-        logits = self._task_by_task(x, rows)
-        try:
-            reason = _disagreement(self._one_pass(self._net, x, rows), logits)
-        except Exception as error:  # the input is not at fault, or the line before would have failed
-            reason = _reason(error)
-        # Another thread may compare at the same time: a reason that it has set must stay.
-        if reason:
-            self.reason = reason
-        self._compared = True
+                reason = _reason(error)
+        logits = self._task_by_task(x, tasks, batch)
+        self._reasons[kind] = reason
         return logits
 
+    def _in_one_pass(self, net: nn.Module, x: Tensor, tasks: Tensor, batch: int) -> Tensor:
+        """Batch after batch of rows; of the first of its kind the result is compared with that of the tasks' modules.
+
+        The comparison only decides: what is returned is the one pass, as in every later call.
+        """
+        kind, parts = (x.shape[1:], x.dtype), []
+        for part, of in zip(x.split(batch), tasks.split(batch), strict=True):
+            order = of.argsort(stable=True)
+            rows, positions = Rows(of[order].tolist(), x.device), order.to(x.device)
+            if len(rows.groups) == 1:
+                parts.append(self._one_task(part, rows.groups[0][0]))
+                continue
+            logits = self._one_pass(net, part[positions], rows)[positions.argsort()]
+            if kind not in self._compared:
+                expected = self._task_by_task(part, of, batch)
+                reason = _disagreement(logits, expected, self._deltas[int(of[0])].autocast)
+                if reason:
+                    raise NotRowWise(reason)
+                self._compared.add(kind)
+            parts.append(logits)
+        return _concatenate(parts)
+
     def _one_pass(self, net: nn.Module, x: Tensor, rows: Rows) -> Tensor:
-        """All rows in one pass."""
+        """All rows, sorted by task, in one pass."""
         token = ROWS.set(rows)
         try:
             logits: Tensor = net(x)
@@ -144,9 +163,12 @@ class MixedModule:
         absent = torch.arange(max(widths), device=x.device) >= classes[:, None]
         return logits.masked_fill(absent, -torch.inf)
 
-    def _task_by_task(self, x: Tensor, rows: Rows) -> Tensor:
-        """One pass for each task that is present."""
-        return _concatenate([self._one_task(x[members.start : members.stop], task) for task, members in rows.groups])
+    def _task_by_task(self, x: Tensor, tasks: Tensor, batch: int) -> Tensor:
+        """Batches of rows of one task after another."""
+        groups = [(tasks == task).nonzero().flatten() for task in tasks.unique()]
+        pieces = [part for group in groups for part in group.split(inference_batches(self._model, len(group), batch))]
+        logits = _concatenate([self._one_task(x[piece.to(x.device)], int(tasks[piece[0]])) for piece in pieces])
+        return logits[torch.cat(pieces).argsort().to(x.device)]
 
     def _one_task(self, x: Tensor, task: int) -> Tensor:
         return task_logits(self._view(task), x, self._deltas[task])
@@ -160,9 +182,7 @@ class MixedModule:
 
     def _mixed_network(self) -> nn.Module:
         """A copy of the base in which every layer that some task changes has its mixed forward pass."""
-        net = views.shared_copy(self._model).eval()
-        for path, module in net.named_modules():
-            family_for(module).prepare_mixed(path, module)
+        net = self._base.row_wise_copy()
         for path, leaves in self._changed().items():
             layer = net.get_submodule(path)
             if layer._forward_hooks or layer._forward_pre_hooks:
@@ -226,7 +246,7 @@ def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, NotRowWise) else f"the one pass failed ({type(error).__name__}: {error})"
 
 
-def _disagreement(got: Tensor, expected: Tensor) -> str:
+def _disagreement(got: Tensor, expected: Tensor, autocast: str | None) -> str:
     """How the logits of one pass differ from those of the tasks' own modules; empty if they agree.
 
     They agree if no two differ by more than the square root of the rounding unit times the largest logit: 3e-4 in
@@ -234,10 +254,8 @@ def _disagreement(got: Tensor, expected: Tensor) -> str:
     """
     if got.shape != expected.shape:
         return f"the one pass gives logits of shape {tuple(got.shape)}, the tasks' own {tuple(expected.shape)}"
-    device = expected.device.type
-    precise = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else expected.dtype
     largest = expected[expected.isfinite()].abs().max() if expected.isfinite().any() else expected.new_ones(())
-    tolerance = torch.finfo(precise).eps ** 0.5 * float(largest)
+    tolerance = rounding_unit(autocast, expected.dtype) ** 0.5 * float(largest)
     if torch.allclose(got.to(expected.dtype), expected, rtol=0.0, atol=tolerance, equal_nan=True):
         return ""
     off = float((got - expected).nan_to_num(0.0).abs().max())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from halrp.model.base import Base
 from halrp.model.delta import Delta
 from halrp.model.inference import inference_batches, task_logits
 from halrp.model.mixed import MixedModule
+from halrp.model.precision import forward_precision
 
 
 class Predictor:
@@ -20,6 +22,8 @@ class Predictor:
     def __init__(self, base: Base, tasks: Mapping[str, Delta], earlier: Predictor | None = None) -> None:
         """Take a base and its tasks; modules of unchanged tasks are taken over from an earlier predictor."""
         self._base, self._tasks = base, tasks
+        learned = next((delta.autocast for delta in tasks.values() if delta.is_base), None)
+        self._base_task = base.task if learned is None else replace(base.task, autocast=learned)
         self._mixed: MixedModule | None = None
         self._modules: dict[str | None, nn.Module] = {}
         if earlier is not None:
@@ -27,9 +31,9 @@ class Predictor:
             self._modules |= {name: module for name, module in earlier._modules.items() if name in same}
 
     def delta(self, task: str | None) -> Delta:
-        """The delta of a task; None means the base's own task."""
+        """The delta of a task; None means the base's own task, in the precision in which it was learned."""
         if task is None:
-            return self._base.task
+            return self._base_task
         if task not in self._tasks:
             known = ", ".join(map(repr, self._tasks)) or "none yet"
             raise UnknownTaskError(f"no task named {task!r} has been learned; learned: {known}")
@@ -42,7 +46,8 @@ class Predictor:
             self._modules[task] = self._base.view(delta)
         module = self._modules[task]
         sizes = inference_batches(module, len(x), batch)
-        return torch.cat([task_logits(module, rows, delta) for rows in x.split(sizes)])
+        with forward_precision(None, x.device):  # joining batches is not part of a forward pass
+            return torch.cat([task_logits(module, rows, delta) for rows in x.split(sizes)])
 
     def predict_mixed(self, x: Tensor, tasks: Sequence[str | None], batch: int) -> Tensor:
         """Logits of x (N, ...) for the task of each row, as wide as the widest of them, (N, classes)."""

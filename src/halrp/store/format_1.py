@@ -25,6 +25,7 @@ FORMAT = 1
 _PARTS = ("values", "scale", "mask")
 _FLOATS = {str(DTYPES[name]): name for name in ("F32", "F64", "F16", "BF16")}
 _LARGEST = 2**40
+_AUTOCAST = {None: None} | {f"torch.{name}": name for name in ("bfloat16", "float16", "float32", "float64")}
 PREDICTED = "bought"
 """What format 1 calls importance, predicted loss and the share that is recovered."""
 _FIELDS = {
@@ -65,6 +66,7 @@ def read(content: bytes, text: str) -> Delta:
         class_names=None if names is None else tuple(names),
         view=facts["view"],
         precision=facts["precision"],
+        autocast=_autocast(facts["how"]),
         provenance=facts["how"],
         layout=_layout(facts, scales, plain),
         scales=scales,
@@ -72,6 +74,14 @@ def read(content: bytes, text: str) -> Delta:
         plain=plain,
         recovered={name: Recovered(*map(float, values)).stored() for name, values in facts[PREDICTED].items()},
     )
+
+
+def _autocast(provenance: Mapping[str, Any]) -> str | None:
+    """The precision of forward passes, which only the recipe in such a file names."""
+    recipe = provenance.get("recipe")
+    named = recipe.get("autocast") if isinstance(recipe, Mapping) else None
+    require(named in _AUTOCAST, f"its forward passes are in {named!r}")
+    return _AUTOCAST[named]
 
 
 def _check(facts: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from halrp.errors import ConflictError, ModelError, SettingError
+from halrp.model.precision import run_as_called
 from halrp.store import atomic
 
 ENDINGS = (".onnx", ".pt2")
@@ -62,9 +63,12 @@ def write(
     """Write a plain module to a file and return how far its logits are from those of `predict`.
 
     `example` (N, ...) gives shape and type of the inputs. With `dynamic` the file takes any number of rows, otherwise
-    N. `module` must be the caller's own: its tensors get another memory layout.
+    N. `module` must be the caller's own: its tensors get another memory layout. ONNX knows no autocast, so such a file
+    computes in the model's own precision, also for a task that was learned in a lower one.
     """
     refuse_path(path, force)
+    if path.suffix == ".onnx":
+        run_as_called(module)
     for tensor in (*module.parameters(), *module.buffers()):
         tensor.data = tensor.data.contiguous()
     if dynamic and len(example) == 1:
