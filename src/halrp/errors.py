@@ -63,6 +63,10 @@ class DamagedError(StoreError, ValueError):
     """A file is truncated, changed, foreign or hostile: what it holds cannot be a task of this store."""
 
 
+class SignatureError(StoreError):
+    """A file has no signature, or not one of the key that it is verified with: it may be anybody's."""
+
+
 class WrongBaseError(StoreError, ValueError):
     """A store, or a task in it, belongs to another base than the one at hand."""
 
