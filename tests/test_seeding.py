@@ -1,6 +1,8 @@
 """Random draws as functions of names: seeds, isolation of the global generators, fingerprints of tensors."""
 
 import itertools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 import torch
@@ -111,12 +113,41 @@ def test_isolated_blocks_nest() -> None:
 
 
 def test_isolation_on_the_cpu_seeds_no_other_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(seed: int) -> None:
-        raise AssertionError("the generators of all CUDA devices were seeded and would not be put back")
-
-    monkeypatch.setattr(torch.cuda, "manual_seed_all", refuse)
+    seeded: list[int] = []  # generators that nobody would put back
+    for name in ("manual_seed", "manual_seed_all"):
+        monkeypatch.setattr(torch.cuda, name, seeded.append)
     with seeding.isolated(0, device=CPU):
         torch.rand(1)
+    assert seeded == []
+
+
+def test_isolation_on_a_cuda_device_seeds_that_device_and_puts_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine without one: the calls of torch that do it, in their order."""
+    calls: list[tuple[str, object]] = []
+
+    def block(name: str) -> Callable[..., AbstractContextManager[None]]:
+        @contextmanager
+        def enter(argument: object = None, devices: object = None) -> Iterator[None]:
+            calls.append((name, devices if argument is None else argument))
+            yield
+            calls.append((f"end of {name}", None))
+
+        return enter
+
+    device, fork_rng = torch.device("cuda:1"), torch.random.fork_rng
+    monkeypatch.setattr(torch.random, "fork_rng", block("fork_rng"))
+    monkeypatch.setattr(torch.cuda, "device", block("device"))
+    monkeypatch.setattr(torch.cuda, "manual_seed", lambda seed: calls.append(("seed", seed)))
+    with fork_rng(devices=[]), seeding.isolated("a", 1, device=device):
+        calls.append(("block", None))
+    assert calls == [
+        ("fork_rng", [device]),
+        ("device", device),
+        ("seed", seeding.seed_of("a", 1)),
+        ("end of device", None),
+        ("block", None),
+        ("end of fork_rng", None),
+    ]
 
 
 def test_a_fingerprint_does_not_depend_on_order_or_memory_format() -> None:

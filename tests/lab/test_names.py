@@ -6,8 +6,10 @@ from halrp.errors import SettingError
 from halrp.lab.names import check_name
 
 
-def test_a_known_name_passes() -> None:
+def test_a_known_name_passes_and_a_part_of_it_does_not() -> None:
     check_name("method", "halrp", ["halrp", "gpm"])
+    with pytest.raises(SettingError, match="no method is called 'halr'"):
+        check_name("method", "halr", ["halrp", "gpm"])
 
 
 def test_an_unknown_name_is_answered_with_the_nearest_and_all() -> None:

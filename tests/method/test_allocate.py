@@ -1,5 +1,6 @@
 """Allocations against exhaustive search on small cases, and their bounds."""
 
+import dataclasses
 import itertools
 import time
 from collections.abc import Mapping
@@ -266,6 +267,9 @@ def test_bad_budgets_and_costs_are_named() -> None:
 def test_flat_gives_one_rank_within_each_limit() -> None:
     assert allocate.flat({"conv1": 3, "fc1": 800}, 100) == {"conv1": 3, "fc1": 100}
     assert allocate.Flat(2)(tensors(a=[0, 0, 0], b=[1])) == {"a": 2, "b": 1}
+    assert allocate.flat({"a": 3}, 0) == {"a": 0}
+    assert allocate.Flat(0)(tensors(a=[1.0])) == {"a": 0}
+    assert allocate.Flat().rank == 100  # as in the released code
     with pytest.raises(SettingError, match="rank is -1"):
         allocate.flat({}, -1)
     with pytest.raises(SettingError, match=r"Flat.rank is -1"):
@@ -280,9 +284,24 @@ def test_random_components_are_a_sorted_seeded_choice() -> None:
     assert chosen.unique().tolist() == chosen.tolist()
     assert len(chosen) == 10
     assert allocate.random_components(5, 5, torch.Generator()).tolist() == [0, 1, 2, 3, 4]
+    assert allocate.random_components(5, 0, torch.Generator()).tolist() == []
     assert torch.equal(torch.get_rng_state(), state)
+    with pytest.raises(SettingError, match="rank is -1"):
+        allocate.random_components(5, -1, torch.Generator())
     with pytest.raises(SettingError, match="rank is 6"):
         allocate.random_components(5, 6, torch.Generator())
+
+
+def test_a_rule_without_a_rank_cannot_allocate() -> None:
+    with pytest.raises(NotImplementedError):
+        allocate.RankRule()(tensors(a=[1.0]))
+
+
+@pytest.mark.parametrize("rule", [allocate.LossRate(), allocate.Flat()])
+def test_rules_are_frozen(rule: allocate.RankRule) -> None:
+    for field in dataclasses.fields(rule):  # type: ignore[arg-type]
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(rule, field.name, 0)
 
 
 def test_loss_rate_clamps_to_its_floor_its_cap_and_the_components_there_are() -> None:

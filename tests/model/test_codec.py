@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -124,6 +125,26 @@ def test_zeros_are_left_out_only_if_that_is_smaller(precision: Precision) -> Non
         assert sparse == (zeros * size > 500 + 96)
         assert torch.equal(decode(coded, torch.float32).reshape(-1), original)
     assert forms == {True, False}
+
+
+@pytest.mark.parametrize("entries", range(240, 257))
+def test_a_mask_pays_from_the_first_byte_that_it_saves(entries: int) -> None:
+    mask = -(-entries // 8)  # a bit for each entry, in whole bytes
+    fewest = (mask + 96) // 4 + 1  # zeros of four bytes each, which must save more than the mask and its name cost
+    for zeros in (fewest - 1, fewest):
+        original = torch.ones(1, entries)
+        original[0, :zeros] = 0
+        assert ("mask" in encode(original, "float32").parts) == (zeros == fewest)
+
+
+def test_a_coded_matrix_is_frozen_and_equal_to_itself_alone() -> None:
+    original = matrix(3, 4)
+    coded = encode(original, "float32")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        coded.rows = 2  # type: ignore[misc]
+    # Comparing tensors entry by entry has no single answer.
+    assert coded != encode(original, "float32")
+    assert len({coded, encode(original, "float32")}) == 2
 
 
 def test_entries_that_a_low_precision_rounds_to_zero_are_left_out_too() -> None:

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from halrp.errors import ModelError
 from halrp.lab.backbones import build
+from halrp.model import file_size
 from halrp.model.codec import PRECISIONS, Precision
 from halrp.model.delta import Delta, Recovered
 from halrp.model.description import Description
 from halrp.model.factors import Factors
+from halrp.model.file_size import TensorEntry
 from halrp.model.layout import Layout, Slot, dtype_name
 from halrp.model.plan import plan as plan_of
 from halrp.store import task_file
@@ -106,6 +108,31 @@ def test_the_size_of_a_delta_is_the_size_of_its_file(precision: Precision) -> No
     scales = 4 * 2 * sum(RANKS.values()) if precision == "int8" else 0
     rest = NON_PRUNABLE + BIASES + STATISTICS
     assert contents(delta) == size * PRUNABLE + scales + 4 * rest + 8 * COUNTERS
+
+
+def test_the_index_has_a_word_for_each_32_flags() -> None:
+    for weights in (1, 15, 16, 17, 31, 32, 33, 48, 49):
+        layout = Layout("f", tuple(Slot(f"w{n}", "adapted", "weight", "F32", (2, 2)) for n in range(weights)))
+        # A rank for each weight, and two flags.
+        assert file_size.index_length(layout) == weights + -(-2 * weights // 32)
+        assert file_size.flag_count(layout) == 2 * weights
+
+
+def test_tensors_of_one_width_stand_in_the_order_of_their_names_and_wider_ones_first() -> None:
+    layout = Layout("f", (Slot("w", "adapted", "weight", "F32", (2, 2)),))
+    extra = {"a": TensorEntry("F64", (1,)), "probe/x": TensorEntry("F32", (2,)), "zebra": TensorEntry("BF16", (3,))}
+    entries = file_size.entries(layout, {"U8": 5, "F32": 6, "I64": 7, "BF16": 0}, True, extra)
+    assert list(entries) == ["I64", "a", "F32", "index", "probe/x", "recovered", "zebra", "U8"]
+    assert entries["probe/x"] == TensorEntry("F32", (2,))
+    assert entries["recovered"] == TensorEntry("F32", (3,))
+
+
+def test_a_probe_and_statistics_count_with_their_names() -> None:
+    plain = lenet_delta()
+    probe = {"inputs": torch.ones(2, 3), "outputs": torch.zeros(2, 4, dtype=torch.float64)}
+    delta = dataclasses.replace(plain, probe=probe, statistics={"mean": torch.zeros(5)})
+    assert len(task_file.write(delta)) == delta.bytes
+    assert contents(delta) - contents(plain) == 4 * 6 + 8 * 8 + 4 * 5
 
 
 def test_a_delta_that_owns_nothing_has_no_size_of_its_own() -> None:

@@ -187,7 +187,9 @@ def test_a_lock_that_is_removed_while_it_is_taken_is_taken_again(
 
 def test_folders_have_locks_of_their_own(tmp_path: Path) -> None:
     with atomic.locked(tmp_path / "one", wait=0.0), atomic.locked(tmp_path / "other", wait=0.0):
-        pass
+        for name in ("one", "other"):
+            with pytest.raises(LockedError, match=name), atomic.locked(tmp_path / name, wait=0.0):
+                pass
 
 
 HOLDER = """
