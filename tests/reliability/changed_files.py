@@ -19,8 +19,10 @@ import torch
 
 from halrp import Flat, Halrp, Learner, Store
 from halrp.errors import HalrpError
-from halrp.lab.records import schema
+from halrp.lab.records import schema, state_file
+from halrp.lab.records.state_file import Saved
 from halrp.lab.run import runner
+from halrp.lab.run.state import RunState
 from halrp.model.layout import Layout
 from halrp.store import atomic, task_file
 from halrp.store.manifest import Manifest
@@ -258,6 +260,33 @@ def record_kinds(scratch: Path) -> list[Kind]:
     ]
 
 
+def state_kinds(scratch: Path) -> list[Kind]:
+    """The state of an interrupted run. The file alone is read; `tests/lab/run` has what a run does with it."""
+    path, named = scratch / "state.unfinished", cell("finetune")
+    state = RunState(scratch, named)
+    rows = [{"position": 0, "identity": 3, "task": "0-1", "classes": 2, "test": [0.5], "val": [0.5]}]
+    original = state_file.pack(Saved(state.origin, ["0" * 64], rows, {"tasks": 1}, b"\x02\0\0\0\0\0\0\0{}"))
+
+    def read(content: bytes, _: int) -> object:
+        path.write_bytes(content)
+        return state_file.read(path)
+
+    def resealed(content: bytes, random: Random) -> bytes:
+        facts, tensors = content.split(b"\n", 2)[1:]
+        saved = changed_json(json.loads(facts), random)
+        body = json.dumps(saved).encode() + b"\n" + tensors
+        first = b"halrp run state %d %d %s\n" % (state_file.FORMAT, len(body), atomic.checksum(body).encode())
+        return first + body
+
+    def canonical(content: bytes, saved: Any) -> bool:
+        return state_file.pack(saved) == content
+
+    return [
+        Kind("run state", [original], read, mutated),
+        Kind("run state, checksum put right", [original], read, resealed, canonical, share=0.5),
+    ]
+
+
 def kinds(scratch: Path) -> list[Kind]:
     """Every kind of file that is read, with files in a scratch folder."""
-    return [*store_kinds(scratch), *checkpoint_kinds(scratch), *record_kinds(scratch)]
+    return [*store_kinds(scratch), *checkpoint_kinds(scratch), *state_kinds(scratch), *record_kinds(scratch)]

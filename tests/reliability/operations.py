@@ -187,5 +187,7 @@ OPERATIONS = [
     store_operation("learn, and prune old tasks", store_with(2, "pruning"), learning("pruning"), "pruning"),
     store_operation("save to a new store", store_with(0), save),
     store_operation("save to a store", store_with(2), save),
+    cell_operation("finetune"),
+    cell_operation("halrp-budget", growth_per_task=0.2),
 ]
 NAMED = {operation.name: operation for operation in OPERATIONS}

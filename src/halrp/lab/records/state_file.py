@@ -110,7 +110,8 @@ def _checked(facts: Any, tensors: bytes) -> Saved:
     """The values, once their types are known."""
     saved = Saved(facts["origin"], facts["data"], facts["rows"], facts["values"], tensors)
     typed = (
-        isinstance(saved.origin, dict)
+        facts.keys() == {"origin", "data", "rows", "values"}
+        and isinstance(saved.origin, dict)
         and isinstance(saved.cell, dict)
         and isinstance(saved.data, list)
         and all(isinstance(fingerprint, str) for fingerprint in saved.data)

@@ -162,7 +162,7 @@ class DaskEngine(Engine):
         target = self.folder / f"{name}.json"
         try:
             if not target.exists():
-                atomic.write(target, runner.serialise(runner.check_sent(self._cells[name], record)))
+                runner.write(self.folder, runner.check_sent(self._cells[name], record))
         except HalrpError as error:
             return [Event(name, "failed", text=one_line(error))]
         return [Event(name, "done")]

@@ -15,13 +15,14 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from halrp.errors import DamagedError, HalrpError, SettingError, WriteError
+from halrp.errors import DamagedError, HalrpError, SettingError, StoreError, WriteError
 from halrp.lab import backbones, methods, streams
 from halrp.lab.records import schema
 from halrp.lab.records.schema import UNFINISHED, read, without_times
@@ -47,7 +48,7 @@ __all__ = [
     "read_finished",
     "record",
     "run",
-    "serialise",
+    "tidy",
     "without_times",
     "write",
 ]
@@ -75,6 +76,7 @@ def execute(
     folder = Path(folder)
     target = folder / f"{cell.name}.json"
     if target.exists():
+        tidy(cell, folder)
         return read_finished(cell, target)
     _check_writable(folder)
     state = RunState(folder, cell)
@@ -285,16 +287,25 @@ def serialise(record: Record) -> bytes:
 
 
 def write(folder: str | os.PathLike[str], record: Record) -> Path:
-    """Write a record atomically."""
+    """Write a record atomically; it is on the disk before the state of its run is deleted."""
     path = Path(folder) / f"{Cell.of(record['cell']).name}.json"
     atomic.write(path, serialise(record))
+    atomic.flush_folder(path.parent)
     return path
+
+
+def tidy(cell: Cell, folder: str | os.PathLike[str]) -> None:
+    """Delete what a run left that was killed after it had written its record; what cannot be deleted stays."""
+    state = RunState(Path(folder), cell)
+    if state.path.exists() or state.work.exists():
+        with suppress(StoreError), state.locked():
+            state.delete()
 
 
 def _check_writable(folder: Path) -> None:
     """Check that records can be written to a folder, before hours are spent on one."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        atomic.make_folder(folder)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:

@@ -128,8 +128,9 @@ class RunState:
         )
 
     def delete(self) -> None:
-        """Delete the state and the checkpoints of a finished run."""
-        self.path.unlink(missing_ok=True)
+        """Delete the state and the checkpoints of a finished run; what cannot be deleted stays, the record is there."""
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
         shutil.rmtree(self.checkpoints, ignore_errors=True)
 
 

@@ -171,6 +171,7 @@ def run_cells(
         status = sweep_status.cells[cell.name]
         try:
             if finished(cell, folder):
+                runner.tidy(cell, folder)
                 status.state = "skipped"
                 continue
         except HalrpError as error:
