@@ -1,7 +1,8 @@
 """An I/O shim: everything that this process does to files below a folder, as steps that a fault can strike.
 
-`watch` wraps the functions of `os` and `open`, through which every write of this package goes. A step is announced just
-before it happens, a write when half of its content is in the file.
+`watch` wraps the functions of `os` and `open`, through which every write of this package goes; files that are created
+in another way are seen by an audit hook. A step is announced just before it happens, a write when half of its content
+is in the file.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import builtins
 import io
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,12 +41,17 @@ def no_fault(_: Step) -> None:
 def watch(folder: Path, fault: Fault = no_fault) -> Iterator[list[Step]]:
     """Report the steps below a folder to a fault, for a block; yield the list of those that have happened."""
     shim = _Shim(os.path.realpath(folder), fault)
+    if not _ACTIVE:
+        sys.addaudithook(_audit)
+        _ACTIVE.append(None)  # a hook stays for ever
     originals = {(owner, name): getattr(owner, name) for owner, name in _WRAPPED}
     try:
+        _ACTIVE[0] = shim
         for (owner, name), original in originals.items():
             setattr(owner, name, shim.wrapped(name, original))
         yield shim.steps
     finally:
+        _ACTIVE[0] = None
         for (owner, name), original in originals.items():
             setattr(owner, name, original)
 
@@ -56,11 +63,23 @@ _WRAPPED: tuple[tuple[Any, str], ...] = (
 )
 _OPEN = os.open
 _WRITE = os.write
+_ACTIVE: list[_Shim | None] = []
+"""The shim of the block that is being watched, once there was one."""
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    """Announce the creation of a file by a call that is not wrapped, as that of a raw `io.FileIO`."""
+    shim = _ACTIVE[0] if event == "open" else None
+    if shim is not None and not shim.busy and isinstance(arguments[2], int):
+        path, _, flags = arguments
+        shim._create(path, flags, lambda: None)
 
 
 class _Shim:
     def __init__(self, root: str, fault: Fault) -> None:
         self.root, self.fault, self.steps = root, fault, list[Step]()
+        self.busy = False
+        """Whether a call is under way that has been announced."""
 
     def wrapped(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         """A function that announces its step and then calls the original."""
@@ -85,7 +104,11 @@ class _Shim:
     def happen(self, step: Step, act: Callable[[], Any]) -> Any:
         """Announce a step, do it, and note it."""
         self.fault(step)
-        result = act()
+        before, self.busy = self.busy, True
+        try:
+            result = act()
+        finally:
+            self.busy = before
         self.steps.append(step)
         return result
 
@@ -111,7 +134,7 @@ class _Shim:
         return self._file(inside, path, mode, options)
 
     def _create(self, path: Any, flags: int, act: Callable[[], Any], folder: int | None = None) -> Any:
-        inside = self.inside(path, folder)
+        inside = None if isinstance(path, int) else self.inside(path, folder)
         if inside is None or not flags & os.O_CREAT or os.path.lexists(os.path.join(self.root, inside)):
             return act()
         return self.happen(Step("create", inside), act)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 from collections.abc import Callable
@@ -44,6 +45,8 @@ def test_every_way_to_change_a_folder_is_a_step(tmp_path: Path) -> None:
         (tmp_path / "again").unlink()
         os.remove(tmp_path / "lock")
         shutil.rmtree(tmp_path / "a")
+        io.FileIO(tmp_path / "raw", "a").close()
+        os.unlink(tmp_path / "raw")
 
     assert steps_of(tmp_path, act) == [
         ("make folder", "a"),
@@ -62,6 +65,8 @@ def test_every_way_to_change_a_folder_is_a_step(tmp_path: Path) -> None:
         ("remove", "lock"),
         ("remove", "a/bytes"),
         ("remove folder", "a"),
+        ("create", "raw"),
+        ("remove", "raw"),
     ]
     assert tree_of(tmp_path) == {}
 

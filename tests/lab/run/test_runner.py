@@ -1,5 +1,6 @@
 """Runs: what a record holds, that the same cell gives the same record, and that a killed run goes on."""
 
+import errno
 import gc
 import json
 import weakref
@@ -19,6 +20,7 @@ from halrp.lab.streams import Split
 from halrp.store import atomic
 from halrp.training.progress import Progress
 from tests.lab.page_content import page_content
+from tests.lab.run.tiny_cells import FINETUNE, one_thread
 
 ROOT = Path(__file__).parents[3]
 SHORT: dict[str, Any] = {"recipe": {"epochs": 2, "batch": 32}, "tasks": 3}
@@ -217,3 +219,50 @@ def test_a_task_that_has_changed_is_measured_again(measured: list[int]) -> None:
 def test_a_frozen_task_is_measured_once(measured: list[int]) -> None:
     list(runner.run(Cell("be", "digits", "digits-net", **SHORT)))
     assert measured == [0, 0, 1, 1, 2, 2]
+
+
+def test_what_a_run_left_that_was_killed_after_its_record_is_deleted(tmp_path: Path) -> None:
+    with one_thread():
+        record = runner.execute(FINETUNE, tmp_path)
+        left = runner.RunState(tmp_path, FINETUNE)
+        (left.checkpoints / "warm-up").mkdir(parents=True)
+        left.path.write_bytes(b"a state")
+        assert runner.execute(FINETUNE, tmp_path) == record
+    assert [path.name for path in tmp_path.iterdir()] == [f"{FINETUNE.name}.json"]
+
+
+def test_a_state_that_cannot_be_deleted_does_not_undo_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink = Path.unlink
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path.name.endswith(runner.UNFINISHED):
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        unlink(path, missing_ok)
+
+    with one_thread(), monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        record = runner.execute(FINETUNE, tmp_path)
+    assert runner.read(tmp_path / f"{FINETUNE.name}.json") == record
+
+
+def test_a_record_is_on_the_disk_before_the_state_of_its_run_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    flush, delete = atomic.flush_folder, runner.RunState.delete
+
+    def spy_flush(folder: Path) -> None:
+        events.append(f"flush {sorted(path.suffix for path in folder.glob('*.json'))}" if folder == tmp_path else "")
+        flush(folder)
+
+    def spy_delete(run_state: runner.RunState) -> None:
+        events.append("delete")
+        delete(run_state)
+
+    monkeypatch.setattr(atomic, "flush_folder", spy_flush)
+    monkeypatch.setattr(runner.RunState, "delete", spy_delete)
+    with one_thread():
+        runner.execute(FINETUNE, tmp_path)
+    assert events[-2:] == ["flush ['.json']", "delete"]
