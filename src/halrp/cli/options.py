@@ -26,3 +26,17 @@ Jobs: TypeAlias = Annotated[
     int | None,
     typer.Option("--jobs", "-j", help="number of cells at once; default: the number of cores", show_default=False),
 ]
+TlsCa: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--tls-ca", metavar="PEM", help="certificate of the cluster's authority", show_default=False),
+]
+TlsCert: TypeAlias = Annotated[
+    Path | None, typer.Option("--tls-cert", metavar="PEM", help="certificate of this client", show_default=False)
+]
+TlsKey: TypeAlias = Annotated[
+    Path | None, typer.Option("--tls-key", metavar="PEM", help="private key of this client", show_default=False)
+]
+Untrusted: TypeAlias = Annotated[
+    bool,
+    typer.Option("--untrusted", help="workers send records and never use the results folder; see docs/security.md"),
+]

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
 from halrp.cli.extras import needs_lab_extra
-from halrp.cli.options import Backbone, Data, Device, Jobs, Method, Results, Stream
+from halrp.cli.options import Backbone, Data, Device, Jobs, Method, Results, Stream, TlsCa, TlsCert, TlsKey, Untrusted
 from halrp.errors import SettingError
 from halrp.terminal import Terminal, echo
 
 if TYPE_CHECKING:
     from halrp.lab.run.cell import Cell
+    from halrp.lab.run.cluster_security import ClusterSecurity
     from halrp.lab.run.engine import Engine
     from halrp.lab.run.sweep import Prepared
+
+    Cluster: TypeAlias = tuple[str, ClusterSecurity]
 
 
 def run_cell(
@@ -156,6 +159,10 @@ def run_sweep(
     scheduler: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="run on a Dask cluster: tcp://HOST:8786", show_default=False)
     ] = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    untrusted: Untrusted = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="list the cells, and run nothing")] = False,
 ) -> None:
     """Run many cells: those of a preset, or of a TOML file of your own.
@@ -173,6 +180,7 @@ def run_sweep(
     """
     from halrp.lab.run import console, sweep
 
+    cluster = _cluster(scheduler, {"tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key}, untrusted)
     title, document = sweep.read(name)
     values = _values(changes, "--with")
     filters = sweep.pairs([*(only or ()), *(wanted or ())], "--only")
@@ -189,7 +197,7 @@ def run_sweep(
             echo(f"{'done' if cell in finished else 'to run':<7} {cell.name}")
         echo(f"{len(prepared.cells)} cells, {len(prepared.cells) - len(finished)} to run")
         return
-    _run(prepared, folder, jobs, data, device, scheduler)
+    _run(prepared, folder, jobs, data, device, cluster)
 
 
 def resume(
@@ -221,7 +229,7 @@ def resume(
 
 
 def _run(
-    prepared: Prepared, folder: Path, jobs: int | None, data: Path | None, device: str, scheduler: str | None
+    prepared: Prepared, folder: Path, jobs: int | None, data: Path | None, device: str, cluster: Cluster | None
 ) -> None:
     """Run cells and exit with 1 if one failed."""
     from halrp.lab.run import progress, sweep
@@ -229,7 +237,7 @@ def _run(
 
     if jobs is not None and jobs < 1:
         raise SettingError(f"--jobs {jobs} must be at least 1")
-    engine, jobs = _engine(len(prepared.cells), folder, jobs, data, device, scheduler)
+    engine, jobs = _engine(len(prepared.cells), folder, jobs, data, device, cluster)
     with engine:
         atomic.make_folder(folder)
         try:
@@ -245,18 +253,31 @@ def _run(
         raise typer.Exit(1)
 
 
+def _cluster(scheduler: str | None, files: Mapping[str, Path | None], untrusted: bool) -> Cluster | None:
+    """The address of a cluster and what is trusted of it; None for this machine."""
+    from halrp.lab.run.cluster_security import ClusterSecurity
+
+    security = ClusterSecurity(**files, trusted=not untrusted)
+    if scheduler is not None:
+        security.check(scheduler)
+        return scheduler, security
+    if security.encrypted or untrusted:
+        raise SettingError("--tls-ca, --tls-cert, --tls-key and --untrusted are about a cluster; name its --scheduler")
+    return None
+
+
 def _engine(
-    cells: int, folder: Path, jobs: int | None, data: Path | None, device: str, scheduler: str | None
+    cells: int, folder: Path, jobs: int | None, data: Path | None, device: str, cluster: Cluster | None
 ) -> tuple[Engine, int]:
     """The engine of a sweep, and the number of cells that it runs at once."""
-    if scheduler is None:
+    if cluster is None:
         from halrp.lab.run import local_engine
 
         jobs = min(jobs or local_engine.cores(), cells)
         return local_engine.LocalEngine(folder, jobs, data=data, device=device), jobs
     from halrp.lab.run.dask_engine import DaskEngine
 
-    engine = DaskEngine(scheduler, folder, jobs=jobs, data=data, device=device)
+    engine = DaskEngine(cluster[0], folder, jobs=jobs, data=data, device=device, security=cluster[1])
     return engine, jobs or engine.workers
 
 

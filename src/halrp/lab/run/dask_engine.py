@@ -7,6 +7,8 @@
 Workers need this package, the data, and the module of a method of your own. Workers that share the client's results
 folder write records and states there, and a cell whose worker is lost continues from its state on another one. Other
 workers keep the state in the cache of their machine and send the record to the client, which writes it.
+`ClusterSecurity` has the files of a connection with TLS, and decides whether workers may use the folder at all. Records
+and events are checked whoever sent them: a record has to be a complete one of its cell, with its checksum.
 
 Dask runs a lost worker's cell again. A worker process runs one cell at a time, whatever its number of threads. Cells
 of a client that has left, or was killed, are stopped.
@@ -32,6 +34,7 @@ from halrp.errors import HalrpError, SettingError
 from halrp.lab.directories import cache_directory
 from halrp.lab.run import runner
 from halrp.lab.run.cell import Cell
+from halrp.lab.run.cluster_security import ClusterSecurity, event_of
 from halrp.lab.run.engine import Engine, Event, error_event, one_line, run_cell
 from halrp.store import atomic
 from halrp.training.progress import Progress
@@ -40,6 +43,13 @@ _one_cell = threading.Lock()
 """Cells restore the process's global generators after use, so that two at once would disturb each other."""
 CHECK_EVERY = 1.0
 """Seconds between two checks whether the client still wants the cell."""
+
+
+DEFAULT_SECURITY = ClusterSecurity()
+PROGRESS = ("started", "working", "row")
+"""Events that a worker sends while it runs a cell."""
+ENDS = ("failed", "retry", "busy")
+"""Events with which a worker ends a cell without a record."""
 
 
 class Stopped(Exception):  # noqa: N818  (not an error)
@@ -59,11 +69,14 @@ class DaskEngine(Engine):
         device: str = "cpu",
         retries: int = 2,
         wait: float = 10.0,
+        security: ClusterSecurity = DEFAULT_SECURITY,
     ) -> None:
         """Connect to a scheduler. `jobs` bounds the number of cells that run at once; by default the workers do.
 
-        `data` is the data directory as the workers see it; None means each worker's default.
+        `data` is the data directory as the workers see it; None means each worker's default. `security` has the files
+        of a connection with TLS, and decides whether workers may use the results folder.
         """
+        security.check(address)
         try:
             import distributed
         except ModuleNotFoundError as error:
@@ -71,18 +84,22 @@ class DaskEngine(Engine):
         if jobs is not None and jobs < 1:
             raise SettingError(f"jobs={jobs} must be at least 1")
         try:
-            self.client = distributed.Client(address, timeout=wait, set_as_default=False)
-        except (OSError, ValueError, TimeoutError, ImportError) as error:
+            self.client = distributed.Client(address, timeout=wait, set_as_default=False, security=security.of_dask())
+        except (OSError, ValueError, TimeoutError, ImportError, RuntimeError) as error:
+            hint = ", and are the certificates those of its authority?" if security.encrypted else "?"
             raise SettingError(
-                f"no Dask scheduler answers at {address!r} ({one_line(error)}); is it running?"
+                f"no Dask scheduler answers at {address!r} ({one_line(error)}); is it running{hint}"
             ) from error
         self.folder, self.jobs, self.retries = Path(folder).absolute(), jobs, retries
         token = secrets.token_hex(8)
         self._topic = f"halrp-{token}"
         self._marker = self.folder / f".{self._topic}"
         """A file by which workers recognise that they share this folder."""
-        atomic.write(self._marker, b"", durable=False)
-        self._arguments = (str(self.folder), str(self._marker), None if data is None else str(data), device)
+        self._trusted = security.trusted
+        if self._trusted:
+            atomic.write(self._marker, b"", durable=False)
+        paths = (str(self.folder), str(self._marker)) if self._trusted else (None, None)
+        self._arguments = (*paths, None if data is None else str(data), device)
         self._waiting: deque[Cell] = deque()
         self._cells: dict[str, Cell] = {}
         self._futures: dict[str, Any] = {}
@@ -143,7 +160,9 @@ class DaskEngine(Engine):
         future.add_done_callback(lambda _, name=cell.name: self._received.put(name))
 
     def _receive(self, message: tuple[float, Mapping[str, Any]]) -> None:
-        self._received.put(Event(**message[1]["event"]))  # Dask adds the worker beside it
+        event = event_of(message[1].get("event"), self._cells)  # Dask adds the worker beside it
+        if event is not None and event.kind in PROGRESS:
+            self._received.put(event)
 
     def _finish(self, name: str) -> list[Event]:
         """The events of a cell whose future is done; its record is written if the worker could not."""
@@ -153,25 +172,45 @@ class DaskEngine(Engine):
         if future.status != "finished":
             error = future.exception(timeout=10) if future.status == "error" else None
             return [Event(name, "failed", text=one_line(error) if error is not None else f"it was {future.status}")]
-        record, failure = future.result(timeout=60)
+        try:
+            record, failure = future.result(timeout=60)
+        except (TypeError, ValueError):
+            return [Event(name, "failed", text="its worker sent what is no result")]
         if failure:
-            event = Event(**failure)
+            event = event_of(failure, (name,))
+            if event is None or event.kind not in ENDS:
+                return [Event(name, "failed", text="its worker sent what is no event of its end")]
             if event.kind == "busy":
                 self._waiting.append(self._cells[name])
             return [event]
-        target = self.folder / f"{name}.json"
+        return [self._accept(self._cells[name], record)]
+
+    def _accept(self, cell: Cell, record: object) -> Event:
+        """Check the record that a worker wrote or sent, write it if need be, and tell how the cell ended."""
+        target = self.folder / f"{cell.name}.json"
         try:
-            if not target.exists():
-                runner.write(self.folder, runner.check_sent(self._cells[name], record))
+            if target.exists():
+                runner.check_finished(cell, runner.read(target), str(target))
+            else:
+                runner.write(self.folder, runner.check_sent(cell, record))
         except HalrpError as error:
-            return [Event(name, "failed", text=one_line(error))]
-        return [Event(name, "done")]
+            return Event(cell.name, "failed", text=one_line(error))
+        return Event(cell.name, "done")
 
 
 def run(
-    name: str, values: Mapping[str, Any], folder: str, marker: str, data: str | None, device: str, topic: str
+    name: str,
+    values: Mapping[str, Any],
+    folder: str | None,
+    marker: str | None,
+    data: str | None,
+    device: str,
+    topic: str,
 ) -> tuple[runner.Record | None, dict[str, Any] | None]:
-    """Run a cell in a Dask worker; returns its record, or the event of an error that Dask must not retry."""
+    """Run a cell in a Dask worker; returns its record, or the event of an error that Dask must not retry.
+
+    A worker that may not use the results folder is given neither the folder nor the marker in it.
+    """
     import distributed
 
     worker = distributed.get_worker()
@@ -189,8 +228,8 @@ def run(
             if task is None or task.state == "cancelled":
                 raise Stopped
 
-    shared = Path(marker).exists()
-    states = Path(folder) if shared else cache_directory() / "cells"
+    shared = folder is not None and marker is not None and Path(marker).exists()
+    states = Path(folder) if shared and folder is not None else cache_directory() / "cells"
     with _one_cell:
         torch.set_num_threads(1)
         try:

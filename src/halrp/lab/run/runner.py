@@ -278,7 +278,17 @@ def check_finished(cell: Cell, raw: Record, where: str) -> Record:
 def check_sent(cell: Cell, raw: Any) -> Record:
     """A record that another process sent, once it is known to be a complete one of this cell."""
     where = f"what a worker sent for {cell.name}"
-    return check_finished(cell, schema.complete(raw, Path(where)), where)
+    try:
+        content = json.dumps(raw)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DamagedError(f"{where} is not a record ({type(error).__name__}: {error})") from error
+    if len(content) > schema.LARGEST:
+        raise DamagedError(f"{where} is not a record: it has {len(content):,} characters")
+    record = schema.complete(json.loads(content), Path(where))
+    if "checksum" not in record:
+        raise DamagedError(f"{where} is not a record of this version: it has no checksum")
+    schema.check(record)
+    return check_finished(cell, record, where)
 
 
 def serialise(record: Record) -> bytes:
