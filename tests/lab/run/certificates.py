@@ -16,15 +16,15 @@ FIRST, LAST = datetime.datetime(2020, 1, 1), datetime.datetime(2120, 1, 1)
 def authority(folder: Path) -> dict[str, Path]:
     """Write the files of an authority and of one certificate that client, scheduler and worker share."""
     folder.mkdir(parents=True, exist_ok=True)
-    root_key, own_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    root_key, shared_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     root = _certificate("authority", root_key, "authority", root_key, x509.BasicConstraints(ca=True, path_length=None))
-    own = _certificate("sweep", own_key, "authority", root_key, x509.BasicConstraints(ca=False, path_length=None))
-    private = own_key.private_bytes(
+    shared = _certificate("sweep", shared_key, "authority", root_key, x509.BasicConstraints(ca=False, path_length=None))
+    private = shared_key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     contents = {
         "tls_ca": root.public_bytes(serialization.Encoding.PEM),
-        "tls_cert": own.public_bytes(serialization.Encoding.PEM),
+        "tls_cert": shared.public_bytes(serialization.Encoding.PEM),
         "tls_key": private,
     }
     paths = {name: folder / f"{name}.pem" for name in contents}
