@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,9 +14,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from halrp import Halrp, Learner, Progress, Recipe
-from halrp.errors import BudgetTooSmall, DivergedError, WriteError
+from halrp import Halrp, Learner, Progress, Recipe, Store
+from halrp.errors import BudgetTooSmall, CheckpointWarning, DivergedError, WriteError
 from halrp.store import atomic, task_file
+from halrp.training.checkpoint import Checkpoints
 from halrp.training.loop import Training
 from tests.helpers import CLASSES, drawn, net, tiny_task
 
@@ -58,7 +60,8 @@ class Log:
 
 
 def learner(store: Path | None, log: Log | None = None, **settings: Any) -> Learner:
-    return Learner(drawn(DropoutNet), store=store, progress=log, **{"recipe": RECIPE, "method": METHOD, **settings})
+    folder = None if store is None else Store(store, checkpoint_every=0)  # one after every epoch
+    return Learner(drawn(DropoutNet), store=folder, progress=log, **{"recipe": RECIPE, "method": METHOD, **settings})
 
 
 def task(name: str, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -259,6 +262,24 @@ def test_the_chosen_view_is_remembered(
     assert learn(tmp_path).tasks["b"].view == preferred
 
 
+@pytest.mark.parametrize("choice", [2, -1, "mean", 0.5, True, None])
+def test_a_choice_of_no_view_is_set_aside_and_made_again(choice: Any, whole: Any, tmp_path: Path) -> None:
+    files_, epochs, _ = whole
+    after = BASE + WARM_UP + 2 * TRIAL + 1
+    interrupted(tmp_path, after)
+    store = Store(tmp_path)
+    (path,) = (p for p in store.work_folder("b").iterdir() if p.stat().st_size < 500)
+    content = path.read_bytes()[64:]
+    length = int.from_bytes(content[:8], "little")
+    facts = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["facts"])
+    Checkpoints(store.work_folder("b"), facts["key"]).save("choice", {}, {"best": choice})
+    log = Log()
+    with pytest.warns(CheckpointWarning, match=r"of 'choice' does not fit \(its choice is .* of 2 views"):
+        learn(tmp_path, log)
+    assert log.epochs == epochs[after:]
+    assert contents(tmp_path) == files_
+
+
 def test_finished_tasks_are_there_with_their_predictions(whole: Any, tmp_path: Path) -> None:
     _, _, finished = whole
     learn(tmp_path)
@@ -336,7 +357,7 @@ def test_other_models_go_on_too(kind: str, tmp_path: Path) -> None:
     method = dataclasses.replace(METHOD, precision="int8")
 
     def run(store: Path, log: Log) -> None:
-        result = Learner(net(kind), recipe=RECIPE, method=method, base="given", store=store, progress=log)
+        result = Learner(net(kind), recipe=RECIPE, method=method, base="given", store=Store(store, 0), progress=log)
         result.learn("a", tiny_task(kind, 0), val=tiny_task(kind, 1))
 
     log = Log()

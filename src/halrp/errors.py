@@ -97,3 +97,7 @@ class WriteError(StoreError, OSError):
 
 class DamagedTaskWarning(UserWarning):
     """Tasks of a store cannot be read and were left out, as `skip_damaged` asks."""
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint cannot be used, so that a task starts again instead of being resumed."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import struct
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 from halrp import Flat, Halrp, Learner, Store
-from halrp.errors import HalrpError
+from halrp.errors import CheckpointWarning, HalrpError
 from halrp.lab.records import schema, state_file
 from halrp.lab.records.state_file import Saved
 from halrp.lab.run import runner
@@ -226,7 +227,9 @@ def checkpoint_kinds(scratch: Path) -> list[Kind]:
 
     def read(content: bytes, _: int) -> object:
         path.write_bytes(content)
-        state = checkpoints.load("warm-up")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CheckpointWarning)
+            state = checkpoints.load("warm-up")
         if state is None:
             return SET_ASIDE
         return {name: tensor.tolist() for name, tensor in state[0].items()}, state[1]

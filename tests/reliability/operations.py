@@ -75,7 +75,7 @@ def _made(operation: Operation) -> tuple[Tree, object, object, object]:
 
 def opened(folder: Path, method: str = "budget") -> Learner:
     """A learner on a store."""
-    return Learner(net("mlp"), recipe=RECIPE, method=METHODS[method], store=folder)
+    return Learner(net("mlp"), recipe=RECIPE, method=METHODS[method], store=Store(folder, checkpoint_every=0))
 
 
 @cache

@@ -110,7 +110,7 @@ def count_at_commit(patch: pytest.MonkeyPatch, fault: Fault) -> list[int]:
 
 
 def opened(folder: Path, method: Halrp) -> Learner:
-    return Learner(net("mlp"), recipe=QUICK, method=method, store=folder)
+    return Learner(net("mlp"), recipe=QUICK, method=method, store=Store(folder, checkpoint_every=0))
 
 
 SCENARIOS = {"first task": (0, roomy()), "later task": (2, roomy("int8")), "pruning old tasks": (2, OFFICIAL)}

@@ -39,7 +39,7 @@ METHODS = {"budget": roomy("int8"), "pruning old tasks": OFFICIAL}
 
 def live(folder: Path, method: Halrp, say: Callable[[str], None]) -> None:
     """Learn what is left of the stream. The last save changes nothing but removes what an earlier life left over."""
-    learner = Learner(net("mlp"), recipe=RECIPE, method=method, store=folder)
+    learner = Learner(net("mlp"), recipe=RECIPE, method=method, store=Store(folder, checkpoint_every=0))
     for number in range(TASKS):
         if f"t{number}" not in learner.tasks:
             x, y = tiny_task("mlp", number)

@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Generator, Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from halrp import Halrp, Learner, Progress, Recipe, seeding
+from halrp import Halrp, Learner, Progress, Recipe, Store, seeding
 from halrp.errors import DataError, SettingError
 from halrp.provenance import describe
 from halrp.training.batches import InMemory
@@ -164,7 +164,9 @@ def learn(store: Path, augment: Any, stop: int | None = None) -> list[tuple[str,
             if len(epochs) == stop:
                 raise Interrupt
 
-    learner = Learner(net("conv"), method=METHOD, recipe=RECIPE, store=store, progress=progress)
+    learner = Learner(
+        net("conv"), method=METHOD, recipe=RECIPE, store=Store(store, checkpoint_every=0), progress=progress
+    )
     for name in "ab":
         if name not in learner.tasks:
             learner.learn(name, tiny_task("conv", ord(name)), augment=augment)

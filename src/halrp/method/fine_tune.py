@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from halrp.checks import is_whole
 from halrp.method.method import Halrp
 from halrp.method.start import Start
 from halrp.model.base import Base
@@ -74,8 +75,11 @@ def prepare(
 def _lowest_validation_loss(trainings: Sequence[Training], trial: float, val: Data, run: TaskRun) -> int:
     """Train each variant for a share `trial` of its epochs; the index of the best, saved for a run that resumes."""
     saved = None if run.checkpoints is None else run.checkpoints.load("choice")
-    if saved is not None:
-        return int(saved[1]["best"])
+    if saved is not None and run.checkpoints is not None:
+        choice: Any = saved[1].get("best")
+        if is_whole(choice, 0, len(trainings)):
+            return int(choice)
+        run.checkpoints.reject("choice", f"its choice is {choice!r} of {len(trainings)} views")
     epochs, recipe = max(1, round(trial * trainings[0].epochs)), run.recipe
     losses = [evaluate(t.run(epochs).module, val, recipe.batch, recipe.autocast)[0] for t in trainings]
     best = losses.index(min(losses))

@@ -28,6 +28,9 @@ from halrp.store.commit import Commit
 from halrp.store.folder import WORK, Folder, work_name
 from halrp.store.manifest import Entry, Manifest
 
+CHECKPOINT_EVERY = 30.0
+"""Seconds between checkpoints: short tasks are cheaper to learn again than to save."""
+
 
 class Store:
     """A folder of tasks. Reading needs no lock; writing holds it.
@@ -36,10 +39,11 @@ class Store:
     store by then, or an earlier generation of this one.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], checkpoint_every: float = 0.0) -> None:
+    def __init__(self, folder: str | os.PathLike[str], checkpoint_every: float = CHECKPOINT_EVERY) -> None:
         """Name a folder; nothing is read or written yet.
 
-        A training that is interrupted is resumed from a checkpoint at most `checkpoint_every` seconds and an epoch old.
+        A stage of a training that is interrupted is resumed from a checkpoint at most `checkpoint_every` seconds and an
+        epoch old, or fifty times as old as it took to write; 0 writes one after every epoch, whatever it costs.
         """
         self.folder, self.checkpoint_every = Path(folder), checkpoint_every
         self.known: Manifest | None = None

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +22,11 @@ from halrp import seeding
 from halrp.errors import DataError, DivergedError, SettingError
 from halrp.objectives import classification
 from halrp.training.batches import Augment, Data, InMemory, Loaded, refuse_no_batch
-from halrp.training.checkpoint import Checkpoints
+from halrp.training.checkpoint import SMALL, Checkpoints
 from halrp.training.master_weights import MasterWeights
 from halrp.training.progress import Notify, Progress
 from halrp.training.recipe import Recipe, autocast
+from halrp.training.saved_state import MOMENTS, Position, UnfitError, check_tensors, moments_of, position_of
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Training:
         notify: Notify | None = None,
         checkpoints: Checkpoints | None = None,
     ) -> None:
-        """Prepare a stage. With `checkpoints` its state is saved there after every epoch, and resumed from there."""
+        """Prepare a stage. With `checkpoints` its state is saved there after epochs, and resumed from there."""
         hooks = Hooks() if hooks is None else hooks
         if hooks.augment is not None and not callable(hooks.augment):
             raise SettingError(
@@ -127,9 +127,8 @@ class Training:
         )
         self._step = 0
         self._seconds = 0.0
-        saved = None if checkpoints is None else checkpoints.load(stage.name)
-        if saved is not None:
-            self._restore(*saved)
+        if checkpoints is not None:
+            self._resume(checkpoints)
 
     def run(self, until: int | None = None) -> Training:
         """Train to the end of epoch `until` (default: all epochs); the module is left in evaluation mode."""
@@ -249,23 +248,42 @@ class Training:
         moments = self._optimiser.state_dict()["state"]
         return {f"moment/{i}/{key}": t for i, tensors in moments.items() for key, t in tensors.items()}
 
-    def _restore(self, tensors: dict[str, Tensor], position: dict[str, Any]) -> None:
-        """Resume from a saved state; one that does not fit the module is ignored."""
+    def _resume(self, checkpoints: Checkpoints) -> None:
+        """Resume from the saved state of the stage; one that does not fit is set aside and the stage starts again."""
         state = self._state()
-        saved = {key: tensor for key, tensor in tensors.items() if not key.startswith("moment/")}
-        if {key: t.shape for key, t in saved.items()} != {key: t.shape for key, t in state.items()}:
+        # Parameters, buffers, and up to two moments of each parameter, with some room for names.
+        limit = SMALL + sum(4 * t.numel() * t.element_size() + 1024 for t in state.values())
+        saved = checkpoints.load(self.stage.name, limit)
+        if saved is None:
             return
-        moments: dict[int, dict[str, Tensor]] = {}
-        for key in tensors.keys() - saved.keys():
-            _, index, name = key.split("/")
-            moment = tensors[key]
-            if moment.dim():  # the fused step assumes that a moment has the strides of its parameter
-                moment = torch.empty_like(self._weights.optimised[int(index)]).copy_(moment)
-            moments.setdefault(int(index), {})[name] = moment
+        tensors, facts = saved
+        moments = {key: tensor for key, tensor in tensors.items() if key.startswith("moment/")}
+        kinds = MOMENTS[type(self._optimiser).__name__]
+        if self.recipe.optimiser == "sgd" and not self.recipe.momentum:
+            kinds = frozenset()
+        # The batches of a loader may be others in every pass.
+        steps = None if isinstance(self.data, Loaded) else self.data.steps(self.recipe.batch)
+        try:
+            position = position_of(facts, self.epochs, steps)
+            check_tensors({key: tensor for key, tensor in tensors.items() if key not in moments}, state)
+            by_parameter = moments_of(moments, self._weights.optimised, kinds, position.step)
+        except UnfitError as error:
+            checkpoints.reject(self.stage.name, str(error))
+            return
+        self._restore({key: tensors[key] for key in state}, by_parameter, position)
+
+    def _restore(
+        self, tensors: Mapping[str, Tensor], moments: Mapping[int, dict[str, Tensor]], position: Position
+    ) -> None:
+        state = self._state()
+        for index, parts in moments.items():
+            for name, moment in parts.items():
+                if moment.dim():  # the fused step assumes that a moment has the strides of its parameter
+                    parts[name] = torch.empty_like(self._weights.optimised[index]).copy_(moment)
         with torch.no_grad():
             for key, tensor in state.items():
-                tensor.copy_(saved[key])
+                tensor.copy_(tensors[key])
         self._weights.write()
         groups = self._optimiser.state_dict()["param_groups"]
         self._optimiser.load_state_dict({"state": moments, "param_groups": groups})
-        self.epoch, self._step, self._seconds = position["epoch"], position["step"], position["seconds"]
+        self.epoch, self._step, self._seconds = position
