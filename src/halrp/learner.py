@@ -64,7 +64,7 @@ class Learner:
 
         `head` names the classifier layer (by default the last one), `method` defaults to `Halrp.budget()`,
         `progress` is called during training. With `store`, a folder, each task is committed there when it is
-        learned, tasks already there are loaded, and a task that was interrupted resumes after its last finished epoch.
+        learned, tasks already there are loaded, and a task that was interrupted resumes at its last checkpoint.
         """
         if base not in ("first", "given"):
             raise SettingError(f"Learner(base={base!r}) is unknown; choose 'first' or 'given'")

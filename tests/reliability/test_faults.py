@@ -18,6 +18,7 @@ pytestmark = [
     pytest.mark.skipif(not os.path.isdir("/proc/self/fd") or not hasattr(os, "fork"), reason="needs Linux"),
     # Forking beside threads is deprecated; torch's threads are asleep, and children use one.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::halrp.errors.CheckpointWarning"),  # a power cut may leave a torn checkpoint
 ]
 
 
