@@ -72,7 +72,7 @@ def test_a_learner_refuses_a_store_that_is_not_the_one_it_knows_and_loses_nothin
     folder, earlier = tmp_path / "store", tmp_path / "earlier"
     learned("mlp", tasks=2, store=folder)
     shutil.copytree(folder, earlier)
-    learner = learned("mlp", tasks=3, store=folder)
+    learner = learned("mlp", tasks=3, store=Store(folder, checkpoint_every=0))
     trained: list[object] = []
     learner.progress = trained.append
     change(folder, earlier)  # type: ignore[operator]
