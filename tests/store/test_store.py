@@ -41,7 +41,7 @@ def learned(
     tasks: int = 3,
     method: Halrp | None = None,
     base: Literal["first", "given"] = "first",
-    store: Path | None = None,
+    store: Path | Store | None = None,
 ) -> Learner:
     """A learner of a few tiny tasks t0, t1, …"""
     learner = Learner(net(kind), recipe=FAST, method=method or roomy(), base=base, store=store)
