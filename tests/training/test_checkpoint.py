@@ -254,7 +254,7 @@ def starts_again(checkpoints: Checkpoints, path: Path, reason: str = "") -> Trai
         run = training(checkpoints=checkpoints)
     assert run.epoch == 0
     assert same(state(run), state(training()))
-    assert [found.name for found in path.parent.iterdir()] == [f"{path.name}.rejected"]
+    assert [left.name for left in path.parent.iterdir()] == [f"{path.name}.rejected"]
     assert training(checkpoints=checkpoints).epoch == 0
     return run
 
