@@ -229,7 +229,7 @@ test_resume.learn(Path(sys.argv[1]), Kill())
 def test_a_process_that_is_killed_leaves_a_store_that_another_finishes(whole: Any, tmp_path: Path) -> None:
     files_, epochs, _ = whole
     after = BASE + WARM_UP + TRIAL + 1
-    ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(after)], check=False, timeout=120)
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(after)], check=False)
     assert ended.returncode == 9
     (tmp_path / "tasks" / f".b-1-2{atomic.TEMPORARY}").write_bytes(b"half a file that the killed process left")
     log = Log()

@@ -25,6 +25,7 @@ from halrp.lab.data.download import RetryPolicy
 from halrp.lab.reference import load_reference
 from halrp.lab.registry import STREAMS
 from tests.lab.data.server import Site, serving
+from tests.timing import PATIENCE
 
 REAL = Path(__file__).parents[2].parent / "shared" / "data"
 
@@ -70,7 +71,9 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
             file["urls"] = [running.url]
         with monkeypatch.context() as patch:
             patch.setattr(sources, "load_reference", lambda name: reported)
-            patch.setattr(download.get, "__defaults__", (None, None, RetryPolicy(timeout=5.0, sleep=lambda _: None)))
+            patch.setattr(
+                download.get, "__defaults__", (None, None, RetryPolicy(timeout=PATIENCE, sleep=lambda _: None))
+            )
             sources.sources.cache_clear()
             yield running
         sources.sources.cache_clear()

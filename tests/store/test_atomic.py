@@ -193,20 +193,20 @@ def test_folders_have_locks_of_their_own(tmp_path: Path) -> None:
 
 
 HOLDER = """
-import sys, time
+import sys
 from pathlib import Path
 from halrp.store import atomic
 
 with atomic.locked(Path(sys.argv[1])):
     print("held", flush=True)
-    time.sleep(600)
+    sys.stdin.read()
 """
 
 
 @pytest.mark.skipif(os.name != "posix", reason="the system has no file locks")
 def test_a_lock_held_by_another_process_is_named_and_is_free_when_that_process_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         try:
             assert holder.stdout is not None
             assert holder.stdout.readline() == "held\n"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -190,7 +189,8 @@ def kill_often(uninterrupted: tuple[Halrp, Path, float], folder: Path, kills: in
     random, total, streams = Random(seed), 0, 0
 
     def moments() -> Iterator[tuple[float | None, int | None]]:
-        for _ in range(6):
+        yield None, random.randrange(1, 23)  # a step that every stream comes to, however fast it is
+        for _ in range(5):
             yield (random.uniform(0, seconds / 2), None) if random.random() < 0.5 else (None, random.randrange(1, 60))
 
     with one_thread():
@@ -199,22 +199,19 @@ def kill_often(uninterrupted: tuple[Halrp, Path, float], folder: Path, kills: in
             store = folder / str(streams)
             total += lives_until_done(store, method, moments())
             assert snapshot(store) == snapshot(whole), f"seed {seed}, stream {streams}"
-            assert streams <= 4 * kills, "children are done before they are killed"
 
 
 def test_a_stream_that_is_killed_again_and_again_ends_as_if_it_were_not(
     uninterrupted: tuple[Halrp, Path, float], tmp_path: Path
 ) -> None:
-    kill_often(uninterrupted, tmp_path, kills=4, seed=int.from_bytes(os.urandom(4), "big"))
+    kill_often(uninterrupted, tmp_path, kills=4, seed=1)
 
 
 @pytest.mark.slow
 def test_a_stream_that_is_killed_fifty_times_ends_as_if_it_were_not(
     uninterrupted: tuple[Halrp, Path, float], tmp_path: Path
 ) -> None:
-    seed = int.from_bytes(os.urandom(4), "big")
-    print("seed", seed, file=sys.stderr)
-    kill_often(uninterrupted, tmp_path, kills=60, seed=seed)
+    kill_often(uninterrupted, tmp_path, kills=60, seed=2)
 
 
 def kill_at_steps(uninterrupted: tuple[Halrp, Path, float], folder: Path, stride: int) -> int:
@@ -248,7 +245,7 @@ def test_a_killed_process_holds_no_lock(tmp_path: Path) -> None:
     if not process:
         with atomic.locked(tmp_path):
             os.write(writing, b"locked")
-            time.sleep(60)
+            signal.pause()
         os._exit(0)
     assert os.read(reading, 6) == b"locked"
     with pytest.raises(LockedError), atomic.locked(tmp_path, wait=0.1):

@@ -15,6 +15,7 @@ from typing import Any
 
 from halrp.lab.data.download import RetryPolicy, fetch
 from halrp.lab.data.sources import File
+from tests.timing import PATIENCE
 
 CONTENT = random.Random(1).randbytes(600_000)
 
@@ -100,14 +101,14 @@ def _handler(site: Site) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body[:half])
             self.wfile.flush()
             if site.hang:
-                site.closing.wait(10)
+                site.closing.wait(PATIENCE)
                 return
             if site.drip is not None:
                 site.drip.set()
                 self._drip()
                 return
             if site.gate is not None:
-                site.gate.wait(10)
+                site.gate.wait(PATIENCE)
             self.wfile.write(body[half:])
 
         def _drip(self) -> None:

@@ -18,6 +18,7 @@ from halrp.lab.data import DataDamaged, read
 from halrp.lab.data import cache as module
 from halrp.lab.data.images import Decoded
 from tests.lab.data import makers
+from tests.timing import PATIENCE
 
 
 def write(root: Path, seed: int) -> None:
@@ -111,7 +112,10 @@ def test_settled_files_are_read_once_for_their_checksum(
         train(made)
 
 
-def test_files_that_have_just_changed_are_not_remembered(made: Path, private_cache: Path) -> None:
+def test_files_that_have_just_changed_are_not_remembered(
+    made: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SETTLED", 10**12)  # nanoseconds: the test itself takes less
     write(made, 5)
     train(made)
     assert not (private_cache / "checksums").exists()
@@ -213,7 +217,7 @@ def test_an_unreadable_source_is_named(made: Path, monkeypatch: pytest.MonkeyPat
 def test_parallel_writers_all_get_the_images_and_leave_one_copy(
     made: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, together = module._store, threading.Barrier(4, timeout=30)
+    original, together = module._store, threading.Barrier(4, timeout=PATIENCE)
 
     def keep(folder: Path, result: Decoded) -> None:
         together.wait()  # all have decoded and found nothing kept

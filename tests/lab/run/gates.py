@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import select
+import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PATIENCE = 300.0
-"""Seconds after which a test is given up; none of them takes as long unless something is wrong."""
+from tests.timing import PATIENCE
 
 MODULE = '''
 """Methods that wait at a gate in their second task, if there is one beside this file."""
@@ -67,11 +68,11 @@ class Gate:
         os.mkfifo(path)
         self.handle = self._opened()
 
-    def reached(self) -> int:
-        """Wait until the method waits; return its process."""
+    def reached(self, sweep: subprocess.Popen[str] | None = None) -> int:
+        """Wait until the method waits; return its process. A sweep that ends before that is a failure."""
         text = b""
         while not text.endswith(b"\n"):
-            text += (read := self._read())
+            text += (read := self._read(sweep))
             if not read:  # an earlier writer has gone; only a handle without a history waits for the next one
                 before, self.handle = self.handle, self._opened()
                 os.close(before)
@@ -89,9 +90,11 @@ class Gate:
     def _opened(self) -> int:
         return os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
 
-    def _read(self) -> bytes:
-        ready, _, _ = select.select([self.handle], [], [], PATIENCE)
-        assert ready, "the gate is not reached, or not left"
+    def _read(self, sweep: subprocess.Popen[str] | None = None) -> bytes:
+        deadline = time.monotonic() + PATIENCE
+        while not select.select([self.handle], [], [], 1.0)[0]:
+            assert time.monotonic() < deadline, "the gate is not reached, or not left"
+            assert sweep is None or sweep.poll() is None, "the sweep has ended"
         return os.read(self.handle, 4096)
 
 

@@ -21,8 +21,9 @@ from halrp.lab.run.engine import Event
 from halrp.lab.run.status import SweepStatus
 from halrp.store import atomic
 from tests.lab.plugin_module import MODULE
-from tests.lab.run.gates import PATIENCE, gated
+from tests.lab.run.gates import gated
 from tests.lab.run.tiny_cells import BUDGET, FAILING, STL, alone, cell, records
+from tests.timing import PATIENCE
 
 ADDRESS = "tcp://127.0.0.1"
 LONG = cell("stl", recipe={"epochs": 100_000})

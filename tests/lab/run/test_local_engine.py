@@ -18,8 +18,9 @@ from halrp.lab.run.local_engine import LocalEngine
 from halrp.lab.run.status import SweepStatus
 from halrp.store import atomic
 from halrp.training.progress import Progress
-from tests.lab.run.gates import PATIENCE, gated
+from tests.lab.run.gates import gated
 from tests.lab.run.tiny_cells import BUDGET, CELLS, FAILING, FINETUNE, STL, SWEEP, alone, cell, one_thread, records
+from tests.timing import PATIENCE
 
 TASKS = {cell.name: 3 for cell in [*CELLS, FAILING]}
 
@@ -150,7 +151,7 @@ def test_ctrl_c_stops_workers_and_the_next_start_goes_on(
             command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
         ) as process,
     ):
-        gate.reached()
+        gate.reached(process)
         os.killpg(process.pid, signal.SIGINT)  # what a terminal does: to everyone
         _, error = process.communicate(timeout=PATIENCE)
         gate.left()
@@ -166,9 +167,11 @@ def test_no_worker_outlives_a_sweep_that_is_killed_and_the_next_start_goes_on(
     command = gated_sweep(tmp_path, "gated_by_kill")
     with (
         gated(tmp_path, "gated_by_kill") as gate,
-        subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True) as process,
+        subprocess.Popen(
+            command, cwd=tmp_path, stdout=subprocess.DEVNULL, text=True, start_new_session=True
+        ) as process,
     ):
-        worker = gate.reached()
+        worker = gate.reached(process)
         assert worker != process.pid
         process.kill()
         gate.left()  # the worker waits, sends no event and reads no pipe; only its watchdog can end it

@@ -37,7 +37,7 @@ def test_a_row_holds_the_accuracy_of_every_task_seen_so_far_and_what_it_cost() -
     assert rows[2]["test"][:2] == rows[1]["test"], "a committed task never changes"
     assert set(rows[0]["stages"]) == {"base"}
     assert "warm-up" in rows[1]["stages"]
-    assert 0 < sum(rows[1]["stages"].values()) <= rows[1]["seconds"]
+    assert 0 < sum(rows[1]["stages"].values()) <= rows[1]["seconds"] + 0.001 * len(rows[1]["stages"]), "all are rounded"
     assert rows[1]["peak_bytes"] > 10**7
 
 
