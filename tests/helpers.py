@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -123,6 +123,11 @@ def tiny_task(kind: str, seed: int = 0, examples: int = 24, classes: int = CLASS
         return torch.where(torch.rand(tokens.shape, generator=generator) < 0.1, stray, tokens), y
     pattern = torch.randn(classes, *SHAPES[kind], generator=generator)
     return pattern[y] + 0.3 * torch.randn(examples, *SHAPES[kind], generator=generator), y
+
+
+def address(tensor: Tensor) -> int:
+    """Where a tensor's numbers lie; `data_ptr` gives a tensor that shares them memory of its own first."""
+    return cast(Any, torch._C)._data_address(tensor)  # type: ignore[no-any-return]
 
 
 def digest(module: nn.Module) -> str:

@@ -204,7 +204,7 @@ class Learner:
         others = [p for n, p in net.named_parameters() if n not in adapted and p.requires_grad]
         groups = [Group(weights, l2=self.method.base_l2), Group(others)]
         run.training("base", net, groups, self.recipe.epochs).run()
-        base = Base(net, plan, initial.channels_last)
+        base = Base(net, plan, initial.channels_last, initial)
         delta = Delta.pack(setup.description(run), base.layout, {}, {})
         self._committed.commit(base, {run.task: delta})
         run.finish()
@@ -270,12 +270,14 @@ class Learner:
             return self._committed.predictor.predict_mixed(x, task, batch)
 
     def module(self, task: str | None) -> nn.Module:
-        """A task as an `nn.Module` in evaluation mode that shares the base's tensors. Do not train it.
+        """A task as an `nn.Module` in evaluation mode that shares the base's memory.
 
+        It is yours: a tensor of it that is written to, by training or by hand, gets memory of its own, and nothing that
+        is committed changes.
         If the task was learned in a lower precision, the module's forward passes are in it, wherever it is called.
         """
         delta = self._committed.predictor.delta(task)
-        return run_in(self._committed.ready.view(delta), delta.autocast)
+        return run_in(self._committed.ready.private_view(delta), delta.autocast)
 
     def export(self, task: str | None) -> nn.Module:
         """A task as a plain module of the model's own classes, with merged weights, that shares nothing.

@@ -298,5 +298,5 @@ def test_other_factors_make_another_delta() -> None:
     other = delta.with_factors({"w": factors(4, 3, 1)})
     assert other.ranks == {"w": 1}
     assert delta.ranks == {"w": 2}
-    assert other.owned["bias"] is delta.owned["bias"]
+    assert other.held_owned["bias"] is delta.held_owned["bias"]
     assert delta.bytes - other.bytes == 4 * 7

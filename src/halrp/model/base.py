@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from threading import Lock
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from halrp import seeding
 from halrp.errors import HeadError, ModelError
-from halrp.model import views
+from halrp.model import copy_on_write, views
 from halrp.model.delta import Delta
 from halrp.model.factors import Factors
 from halrp.model.layers.norm import has_batch_norm
@@ -31,10 +32,13 @@ from halrp.model.size import Size
 class Base:
     """A frozen module with its plan."""
 
-    def __init__(self, module: nn.Module, plan: Plan, channels_last: bool) -> None:
-        """Freeze a module in place; the caller hands it over."""
+    def __init__(self, module: nn.Module, plan: Plan, channels_last: bool, initial: Base | None = None) -> None:
+        """Freeze a module in place; the caller hands it over. It may share tensors with the base `initial`."""
         module.zero_grad(set_to_none=True)
         self.module = set_memory_format(module, channels_last).requires_grad_(False).eval()
+        self._originals: dict[int, Tensor] = copy_on_write.split(
+            self.module, None if initial is None else initial._originals
+        )
         self.plan = plan
         self.channels_last = channels_last
         self._interactions: dict[tuple[torch.Size, torch.dtype], str] = {}
@@ -117,13 +121,33 @@ class Base:
         """A task as a module that shares the base's tensors."""
         if delta.is_base:
             return views.shared_copy(self.module).eval()
-        return views.task_view(self.module, self.plan, delta.factors, delta.owned, delta.classes)
+        return views.task_view(self.module, self.plan, delta.held_factors, delta.held_owned, delta.classes)
+
+    def private_view(self, delta: Delta) -> nn.Module:
+        """The same for users: it reads the base's memory, and a tensor that is written to becomes its own."""
+        if delta.is_base:
+            return views.shared_copy(self.module, self._private(copied=True)).eval()
+        factors, owned = delta.factors, delta.owned
+        return views.task_view(self.module, self.plan, factors, owned, delta.classes, share=self._private(copied=False))
+
+    def _private(self, copied: bool) -> views.Share:
+        """What gives private copies of the base's tensors, at once (`copied`) where torch would make them anyway."""
+        layers = [m for m in self.module.modules() if copied and family_for(m).copied_by_torch]
+        read = {id(t) for layer in layers for t in (*layer.parameters(), *layer.buffers())}
+
+        def share(tensor: Tensor) -> Tensor:
+            original = self._originals.get(id(tensor))
+            plain = original is None or id(tensor) in read
+            private = tensor.detach().clone() if plain else copy_on_write.private_copy(cast(Tensor, original))
+            return nn.Parameter(private, requires_grad=False) if isinstance(tensor, nn.Parameter) else private
+
+        return share
 
     def merged(self, delta: Delta) -> nn.Module:
         """A task as a plain module with merged weights that shares nothing with the base."""
         if delta.is_base:
             return views.clone(self.module).eval()
-        return views.merged_copy(self.module, self.plan, delta.factors, delta.owned, delta.classes)
+        return views.merged_copy(self.module, self.plan, delta.held_factors, delta.held_owned, delta.classes)
 
     def row_wise_copy(self) -> nn.Module:
         """A copy that shares the base's tensors, prepared for mixed rows, or `NotRowWise` if a layer mixes them."""

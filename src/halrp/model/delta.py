@@ -1,6 +1,7 @@
 """All that one task owns, and its size.
 
-A `Delta` is immutable: fine-tuning works on copies, pruning makes a new one. It holds its factors as they are written
+A `Delta` is immutable: fine-tuning works on copies, pruning makes a new one, and whoever reads its tensors gets copies,
+so that writing to them changes nothing that is committed. It holds its factors as they are written
 (`codec`), in the precision of the method, and predictions are computed from what decoding them gives. So a task is
 bit-identical before it is saved and after it is loaded, and its size is the size of its file: factors, scales, biases,
 norm parameters *and* buffers, head, header. The paper's own count (non-zeros, without biases and statistics) is there
@@ -21,6 +22,7 @@ from torch import Tensor
 from halrp.errors import ModelError
 from halrp.model import codec, file_size
 from halrp.model.codec import Coded, Precision
+from halrp.model.copies import Copies, held
 from halrp.model.description import Description, described
 from halrp.model.factors import Factors
 from halrp.model.layout import DTYPES, Layout, dtype_name
@@ -66,10 +68,10 @@ class Delta(Description):
     """What task inference compares inputs with."""
 
     def __post_init__(self) -> None:
-        """Make the mappings read-only."""
+        """Make the mappings read-only, and give copies of what they hold."""
         super().__post_init__()
         for name in ("scales", "coded", "plain", "recovered", "probe", "statistics"):
-            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+            object.__setattr__(self, name, Copies(getattr(self, name)))
 
     @staticmethod
     def pack(
@@ -102,24 +104,34 @@ class Delta(Description):
         """Whether this is the base's own task: it owns nothing, and its outputs are the base's."""
         return not (self.plain or self.coded or self.scales)
 
-    @cached_property
+    @property
     def factors(self) -> Mapping[str, Factors]:
         """Low-rank deltas by the name of the adapted weight."""
+        return MappingProxyType({name: part.map(torch.clone) for name, part in self.held_factors.items()})
+
+    @property
+    def owned(self) -> Mapping[str, Tensor]:
+        """Every full private tensor, dense weights included."""
+        return MappingProxyType({name: tensor.clone() for name, tensor in self.held_owned.items()})
+
+    @cached_property
+    def held_factors(self) -> Mapping[str, Factors]:
+        """The factors that predictions are computed from. Never written to, and not for users."""
         decoded = {}
-        for name, (r, s) in self.scales.items():
-            p, q = (codec.decode(self.coded[f"{part}/{name}"], r.dtype).to(r.device) for part in "pq")
+        for name, (r, s) in held(self.scales).items():
+            p, q = (codec.decode(held(self.coded)[f"{part}/{name}"], r.dtype).to(r.device) for part in "pq")
             decoded[name] = Factors(r, s, p.mT, q)
         return MappingProxyType(decoded)
 
     @cached_property
-    def owned(self) -> Mapping[str, Tensor]:
-        """Every full private tensor, dense weights included."""
+    def held_owned(self) -> Mapping[str, Tensor]:
+        """The owned tensors that predictions are computed from. Never written to, and not for users."""
         slots = self.layout.by_name
         dense = {
-            n: codec.decode(self.coded[f"dense/{n}"], DTYPES[slots[n].dtype]).reshape(slots[n].shape)
+            n: codec.decode(held(self.coded)[f"dense/{n}"], DTYPES[slots[n].dtype]).reshape(slots[n].shape)
             for n in self.dense
         }
-        return MappingProxyType({**self.plain, **dense})
+        return MappingProxyType({**held(self.plain), **dense})
 
     @property
     def dense(self) -> tuple[str, ...]:
@@ -134,7 +146,7 @@ class Delta(Description):
     @property
     def ranks(self) -> dict[str, int]:
         """The rank of each adapted weight. A dense weight is absent."""
-        return {name: self.coded[f"q/{name}"].rows for name in self.scales}
+        return {name: held(self.coded)[f"q/{name}"].rows for name in self.scales}
 
     @property
     def importance(self) -> dict[str, float]:
@@ -144,9 +156,9 @@ class Delta(Description):
     @property
     def parameters(self) -> int:
         """Numbers to store: scales, factors (the non-zeros if pruned), and every owned tensor."""
-        scales = sum(r.numel() + s.numel() for r, s in self.scales.values())
-        components = sum(int(t.count_nonzero()) for f in self.factors.values() for t in (f.p, f.q))
-        return scales + components + sum(tensor.numel() for tensor in self.owned.values())
+        scales = sum(r.numel() + s.numel() for r, s in held(self.scales).values())
+        components = sum(int(t.count_nonzero()) for f in self.held_factors.values() for t in (f.p, f.q))
+        return scales + components + sum(tensor.numel() for tensor in self.held_owned.values())
 
     @cached_property
     def entries(self) -> Mapping[str, file_size.TensorEntry]:
@@ -154,9 +166,9 @@ class Delta(Description):
         if self.is_base:
             return {}
         counts: dict[str, int] = {}
-        pairs = [tensor for pair in self.scales.values() for tensor in pair]
-        parts = [part for matrix in self.coded.values() for part in matrix.parts.values()]
-        for tensor in (*pairs, *parts, *self.plain.values()):
+        pairs = [tensor for pair in held(self.scales).values() for tensor in pair]
+        parts = [part for matrix in held(self.coded).values() for part in matrix.parts.values()]
+        for tensor in (*pairs, *parts, *held(self.plain).values()):
             dtype = dtype_name(tensor.dtype)
             counts[dtype] = counts.get(dtype, 0) + tensor.numel()
         extra = {
@@ -184,15 +196,15 @@ class Delta(Description):
 
     def paper_count(self, dense: bool = False) -> int:
         """The paper's count: scales, entries of p and q above 1e-8 (all if `dense`), norm affine parameters, head."""
-        scales = sum(r.numel() + s.numel() for r, s in self.scales.values())
-        components = sum(t.numel() if dense else _above(t) for f in self.factors.values() for t in (f.p, f.q))
+        scales = sum(r.numel() + s.numel() for r, s in held(self.scales).values())
+        components = sum(t.numel() if dense else _above(t) for f in self.held_factors.values() for t in (f.p, f.q))
         roles = self.roles
-        rest = sum(t.numel() for name, t in self.owned.items() if roles[name] in ("norm", "head", "weight"))
+        rest = sum(t.numel() for name, t in self.held_owned.items() if roles[name] in ("norm", "head", "weight"))
         return scales + components + rest
 
     def with_factors(self, factors: Mapping[str, Factors]) -> Delta:
         """The same delta with other factors."""
-        dense = {key: coded for key, coded in self.coded.items() if key.startswith("dense/")}
+        dense = {key: coded for key, coded in held(self.coded).items() if key.startswith("dense/")}
         return replace(self, coded=dense | _coded(factors, self.precision))
 
     def __repr__(self) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from types import MappingProxyType
 from typing import Any
 
 from halrp.model.codec import Precision
+from halrp.model.copies import Copies
 
 FORMAT = 2
 """The version of task files."""
@@ -35,9 +35,9 @@ class Description:
     """How the task was learned: version, method, recipe and seed."""
 
     def __post_init__(self) -> None:
-        """Make the mappings read-only."""
+        """Make the mappings read-only, with all that is in them."""
         for name in ("objective", "provenance"):
-            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+            object.__setattr__(self, name, Copies(getattr(self, name)))
 
     def text(self, base: str, layout: str) -> str:
         """The description in a file of a base with this fingerprint and layout; defaults are left out."""

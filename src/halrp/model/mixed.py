@@ -199,7 +199,7 @@ class MixedModule:
         listings = self._model.named_parameters, self._model.named_buffers
         names = aliases(chain.from_iterable(listing(remove_duplicate=False) for listing in listings))
         changed: dict[str, set[str]] = {}
-        for name in dict.fromkeys(chain.from_iterable((*d.factors, *d.owned) for d in self._deltas)):
+        for name in dict.fromkeys(chain.from_iterable((*d.held_factors, *d.held_owned) for d in self._deltas)):
             if len({id(holders[alias.rpartition(".")[0]]) for alias in names.get(name, ())}) > 1:
                 raise NotRowWise(f"{' and '.join(names[name])} are tied")
             path = name.rpartition(".")[0]
@@ -215,8 +215,8 @@ class MixedModule:
             path,
             layer,
             frozenset(leaves),
-            [delta.factors for delta in self._deltas],
-            [delta.owned for delta in self._deltas],
+            [delta.held_factors for delta in self._deltas],
+            [delta.held_owned for delta in self._deltas],
             lambda task: self._view(task).get_submodule(path),
         )
         if path == self._plan.head:

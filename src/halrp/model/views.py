@@ -1,13 +1,14 @@
 """A task as an `nn.Module` that shares the base's tensors, and as one that shares nothing.
 
 A view is a copy of the model's tree of modules whose parameters and buffers *are* the base's tensors, except for those
-that the task owns or adapts. Building one costs no memory beyond the delta, and using it writes nothing to the base.
+that the task owns or adapts. Building one costs no memory beyond the delta. Writing to it would change the base, so
+views are for the library alone; `share` makes one for users, from tensors that only read the base's memory.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,10 +38,19 @@ def clone(model: nn.Module, share: Mapping[int, Tensor] | None = None) -> nn.Mod
         ) from error
 
 
-def shared_copy(model: nn.Module) -> nn.Module:
-    """Copy a model's tree of modules; every parameter and buffer is the model's own tensor."""
+Share = Callable[[Tensor], Tensor]
+"""What stands for a tensor of the base in a copy of its modules."""
+
+
+def itself(tensor: Tensor) -> Tensor:
+    """The base's own tensor."""
+    return tensor
+
+
+def shared_copy(model: nn.Module, share: Share = itself) -> nn.Module:
+    """Copy a model's tree of modules; every parameter and buffer is what `share` makes of the model's own."""
     tensors = [*model.parameters(), *model.buffers()]
-    return clone(model, {id(tensor): tensor for tensor in tensors})
+    return clone(model, {id(tensor): share(tensor) for tensor in tensors})
 
 
 def trainable_copy(base: nn.Module, plan: Plan, classes: int) -> nn.Module:
@@ -63,13 +73,14 @@ def task_view(
     owned: Mapping[str, Tensor],
     classes: int | None = None,
     private_buffers: bool = False,
+    share: Share = itself,
 ) -> nn.Module:
     """Build a task's module over the base from its factors and owned tensors, which are used as they are.
 
     With `classes` the head is replaced by one of that width before the owned tensors are set. With
     `private_buffers` buffers are copied, so that training may write to them.
     """
-    net = shared_copy(base)
+    net = shared_copy(base, share)
     if private_buffers:
         copies: dict[int, Tensor] = {}
         for name, buffer in list(net.named_buffers(remove_duplicate=False)):

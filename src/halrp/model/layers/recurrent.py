@@ -15,6 +15,7 @@ from halrp.model.layers.registry import layer_rule
 class RecurrentRule(GroupwiseRule):
     """Rows come first with batch_first=True only; states always have them in their second dimension."""
 
+    copied_by_torch = True
     cudnn_eval_gradients = False
     row_dims: ClassVar[Mapping[str, int]] = {"input": 0, "hx": 1}
 

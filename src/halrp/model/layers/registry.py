@@ -67,6 +67,8 @@ class LayerRule:
     hides_tensors: ClassVar[bool] = True
     """Whether tensors that tasks change are removed from the layer in its mixed form: code that reads them instead of
     calling the layer would get the base's, and without them it fails and is noticed."""
+    copied_by_torch: ClassVar[bool] = False
+    """Whether torch copies the layer's tensors although it only reads them, so that sharing their memory saves none."""
     cudnn_eval_gradients: ClassVar[bool] = True
     """Whether cuDNN can differentiate the layer in evaluation mode."""
 
