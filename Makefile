@@ -5,7 +5,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 
-.PHONY: demo test check format slow reliability mutation bench clean
+.PHONY: demo test check format slow flaky reliability mutation bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo "make slow    the long tests"
 	@echo "make reliability  faults on every operation, a million changed files; writes the counts"
 	@echo "make mutation  mutants of the store, the codec, the allocation and the seeding"
+	@echo "make flaky   tests with processes, threads or clocks, again and again, idle and under load"
 	@echo "make bench   speed, as ratios measured in one run"
 	@echo "make format  rewrite the sources in the house format"
 
@@ -50,6 +51,9 @@ reliability: .venv/dev
 
 mutation: .venv/dev
 	$(BIN)/python -m tests.mutation --json results/reliability/mutation.json
+
+flaky: .venv/dev
+	$(BIN)/python -m tests.repeat --times 20
 
 bench: .venv/dev
 	$(BIN)/python -m benchmarks.train_step --json results/benchmarks/train_step.json

@@ -8,6 +8,14 @@ from collections.abc import Iterator
 import pytest
 
 from halrp.training.loop import Training
+from tests.timing import uses_timing
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests whose module could depend on how fast something runs, so that no author has to remember it."""
+    for item in items:
+        if uses_timing(item.path):
+            item.add_marker("timing")
 
 
 @pytest.fixture(scope="session", autouse=True)

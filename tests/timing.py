@@ -6,8 +6,11 @@ any test; `PATIENCE` only ends a test that would wait for ever.
 
 from __future__ import annotations
 
+import ast
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -48,3 +51,46 @@ def calls_of(function: Callable[[], object]) -> int:
     finally:
         sys.setprofile(before)
     return count
+
+
+ROOT = Path(__file__).parents[1]
+MODULES = frozenset(
+    (
+        "asyncio",
+        "concurrent",
+        "http",
+        "multiprocessing",
+        "select",
+        "signal",
+        "socket",
+        "subprocess",
+        "threading",
+        "time",
+    )
+)
+"""Modules of Python with which a test can depend on how fast something runs."""
+
+
+@cache
+def uses_timing(path: Path) -> bool:
+    """Whether a module of tests uses processes, threads, signals, sockets or clocks, itself or by a helper of tests."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    if any(isinstance(node, ast.Attribute) and node.attr == "fork" for node in ast.walk(tree)):
+        return True
+    for name in _imported(tree):
+        helper = ROOT / f"{name.replace('.', '/')}.py"
+        if name.partition(".")[0] in MODULES:
+            return True
+        if name.startswith("tests.") and helper.is_file() and helper != path and uses_timing(helper):
+            return True
+    return False
+
+
+def _imported(tree: ast.AST) -> Iterator[str]:
+    """The names that a module imports; of `from a import b` both a and a.b, since b may be a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)

@@ -1,0 +1,87 @@
+"""Run the tests that use processes, threads, signals, sockets or clocks again and again, idle and under load.
+
+    python -m tests.repeat --times 20                      # 20 times as the machine is, 20 times under load
+    python -m tests.repeat --times 5 --load yes tests/lab/run
+
+Prints a line for each run and, at the end, a table of what failed and how often. Under load a process for each core
+computes without end, so that everything takes more than twice as long and in another order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from xml.etree import ElementTree
+
+BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(100_000))\n"
+"""A process that computes until its parent has gone."""
+
+
+@contextmanager
+def load(processes: int) -> Iterator[None]:
+    """Keep processors busy for a block."""
+    started = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def once(arguments: Sequence[str]) -> tuple[int, list[str]]:
+    """Run the tests; return how many ran, and the names of those that failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "--durations=0", "--durations-min=1e9"]
+        run = subprocess.run(
+            [*command, f"--junit-xml={report}", *arguments], capture_output=True, text=True, check=False
+        )
+        if not report.exists():
+            raise SystemExit(run.stdout + run.stderr)
+        cases = [*ElementTree.parse(report).iter("testcase")]
+        failed = [
+            f"{case.get('classname')}::{case.get('name')}"
+            for case in cases
+            if case.find("failure") is not None or case.find("error") is not None
+        ]
+        if failed:
+            print(run.stdout, flush=True)
+        return sum(case.find("skipped") is None for case in cases), failed
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Repeat, print, and return 1 if anything failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.repeat", description=__doc__)
+    parser.add_argument("--times", type=int, default=20, help="runs without and with load, each")
+    parser.add_argument("--load", choices=("no", "yes", "both"), default="both")
+    parser.add_argument("--marked", default="timing and not slow", help="which tests, as pytest's -m takes it")
+    parser.add_argument("paths", nargs="*", default=["tests"])
+    options = parser.parse_args(arguments)
+    failures: dict[str, Counter[str]] = {}
+    for kind in {"no": ["idle"], "yes": ["load"], "both": ["idle", "load"]}[options.load]:
+        failures[kind] = Counter()
+        with load(os.cpu_count() or 1 if kind == "load" else 0):
+            for number in range(options.times):
+                began = time.monotonic()
+                ran, failed = once(["-m", options.marked, *options.paths])
+                failures[kind].update(failed)
+                seconds = time.monotonic() - began
+                print(f"{kind} {number + 1}: {ran} tests, {len(failed)} failed, {seconds:.0f} s", flush=True)
+    for kind, counts in failures.items():
+        print(f"{kind}: {options.times} runs, {sum(counts.values())} failures")
+        for name, count in counts.most_common():
+            print(f"  {count:3} {name}")
+    return int(any(failures.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
