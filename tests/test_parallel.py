@@ -20,6 +20,7 @@ from halrp.errors import DataError, SettingError, TaskError
 from halrp.store import task_file
 from halrp.training.progress import Notify
 from tests.helpers import FAST, drawn, net, tiny_task
+from tests.timing import PATIENCE
 
 METHOD = Halrp.budget(growth_per_task=0.5)
 TASKS = {name: (tiny_task("conv", seed), tiny_task("conv", seed + 10)) for seed, name in enumerate("abcd")}
@@ -212,7 +213,7 @@ def test_a_process_that_is_forked_while_a_thread_learns_can_learn_itself() -> No
 def _learns_in_a_forked_process() -> int:
     child = os.fork()
     if child == 0:
-        signal.alarm(60)  # a lock that nobody releases ends the process
+        signal.alarm(int(PATIENCE))  # a lock that nobody releases ends the process
         with seeding.exclusive():
             os._exit(0)  # without what pytest does at the end of a process
     return os.waitpid(child, 0)[1]

@@ -19,6 +19,7 @@ import pytest
 
 from halrp.errors import DamagedError, LockedError, StoreError, WriteError
 from halrp.store import atomic
+from tests.timing import PATIENCE
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -217,7 +218,7 @@ def test_a_lock_held_by_another_process_is_named_and_is_free_when_that_process_i
             assert time.monotonic() - began >= 0.2
             holder.send_signal(signal.SIGKILL)
             # The system frees it as the process ends; waiting for that is what the lock does by itself.
-            with atomic.locked(tmp_path, wait=10.0):
+            with atomic.locked(tmp_path, wait=PATIENCE):
                 pass
         finally:
             holder.kill()
