@@ -11,7 +11,7 @@ from torch import nn
 
 from halrp import Budget, Delta, Halrp, Learner
 from halrp.errors import BudgetTooSmall, SettingError
-from halrp.method.budget import smallest_bytes
+from halrp.method.budget import _larger, smallest_bytes
 from halrp.method.protocols import Allocation, Allocator, FixedCost, LayerOptions, TaskCosts
 from halrp.method.task_costs import task_costs
 from halrp.model.base import Base
@@ -433,3 +433,22 @@ def test_through_the_learner_the_named_minimum_works_and_one_byte_less_does_not(
     assert not any(delta.ranks.values())
     with pytest.raises(BudgetTooSmall):
         learn(model, name, bytes_per_task=least - 1, view="mean")
+
+
+def test_the_smallest_changes_that_recover_more_come_by_loss_per_cost() -> None:
+    def layer(scores: list[float], weight: int, rest: float, may_be_dense: bool = True) -> LayerOptions:
+        return LayerOptions(torch.tensor(scores), 10, 4, weight, torch.tensor(rest), may_be_dense)
+
+    options = {
+        "gap": layer([8.0, 0.0, 6.0], 100, 0.0, may_be_dense=False),  # the next useful component is the third
+        "poor": layer([1.0, 0.5], 44, 2.5),  # dense: 3.0 for 44 − 4 − 10
+        "full": layer([5.0], 24, 0.0),  # nothing is missing
+        "free": layer([], 4, 1.0),  # dense at no cost
+    }
+    allocation = Allocation({"gap": 1, "poor": 1, "full": 1, "free": 0}, frozenset({"dense"}))
+    assert _larger(options, allocation) == [
+        Allocation({"gap": 1, "poor": 1, "full": 1}, frozenset({"dense", "free"})),  # 1.0 for nothing
+        Allocation({"gap": 3, "poor": 1, "full": 1, "free": 0}, frozenset({"dense"})),  # 6.0 for 20
+        Allocation({"gap": 1, "full": 1, "free": 0}, frozenset({"dense", "poor"})),  # 3.0 for 30
+        Allocation({"gap": 1, "poor": 2, "full": 1, "free": 0}, frozenset({"dense"})),  # 0.5 for 10
+    ]

@@ -268,3 +268,31 @@ def test_a_lock_is_free_after_an_interrupt_at_any_instruction_between_taking_and
             pass
     assert all(isinstance(error, KeyboardInterrupt) for error in caught)
     assert handles is None or len(os.listdir("/proc/self/fd")) == handles
+
+
+def test_a_folder_that_another_process_makes_meanwhile_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, is_dir = tmp_path / "new", Path.is_dir
+
+    def slow(path: Path) -> bool:
+        answer = is_dir(path)
+        if path == folder and not answer:
+            os.mkdir(folder)
+        return answer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_dir", slow)
+        atomic.make_folder(folder)
+    assert folder.is_dir()
+
+
+def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", refuse)
+        with pytest.raises(DamagedError, match=rf"^{path} cannot be read: Input/output error$"):
+            atomic.read(path)
