@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import struct
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -28,10 +30,13 @@ from halrp.model.layout import Layout
 from halrp.store import atomic, task_file
 from halrp.store.manifest import Manifest
 from halrp.training.checkpoint import Checkpoints
+from halrp.training.progress import Progress
 from tests.helpers import net, tiny_task
 from tests.reliability.changed_json import changed_json
-from tests.reliability.operations import METHODS, RECIPE, cell
+from tests.reliability.crash_states import restore, tree_of
+from tests.reliability.operations import METHODS, RECIPE, cell, opened
 from tests.store.hostile import mutated, replaced
+from tests.store.test_folder_fuzz import resealed as with_checksum
 
 SET_ASIDE = object()
 """What a reader gives that ignores a file it cannot use."""
@@ -98,6 +103,8 @@ def check(kind: Kind, count: int, seed: int = 0) -> Counts:
             counts.sound += 1
         else:
             raise WronglyAcceptedError(f"{kind.name}, seed {seed}, mutant {counts.mutants}: {content[:300]!r}…")
+    if kind.sound is not None and count >= 500:
+        assert counts.sound, f"{kind.name}: nothing was accepted, so the checksums may not have been put right"
     for at, content in enumerate(kind.originals):
         assert kind.read(content, at) == values[at], f"{kind.name}: the original is not read as before"
     return counts
@@ -185,17 +192,22 @@ def _dumped(value: Any) -> bytes:
 
 def resealed_manifest(content: bytes, random: Random) -> bytes:
     """A manifest with other values and its own checksum put right."""
-    facts = json.loads(content)
-    if not isinstance(facts, dict):
-        return b"{}"
-    facts.pop("sha256", None)
-    facts = changed_json(facts, random)
-    facts["sha256"] = atomic.checksum(json.dumps(facts).encode())
-    return f"{json.dumps(facts, indent=1)}\n".encode()
+
+    def edit(facts: dict[str, Any]) -> None:
+        changed = changed_json(facts, random)
+        facts.clear()
+        facts.update(changed)
+
+    return with_checksum(content, edit)
 
 
 def changed_task(content: bytes, random: Random) -> bytes:
     """A task file with other bytes, or with other values in its header or its facts."""
+    return changed_tensors(content, "halrp", random)
+
+
+def changed_tensors(content: bytes, key: str, random: Random) -> bytes:
+    """A safetensors file with other bytes, or with other values in its header or in the JSON of its metadata."""
     kind = random.randrange(4)
     if kind < 2 or len(content) < 8:
         return mutated(content, random)
@@ -205,8 +217,9 @@ def changed_task(content: bytes, random: Random) -> bytes:
         if kind == 2:
             header = changed_json(header, random)
         else:
-            facts = changed_json(json.loads(header["__metadata__"]["halrp"]), random)
-            header["__metadata__"]["halrp"] = json.dumps(facts, sort_keys=True, separators=(",", ":"))
+            facts = changed_json(json.loads(header["__metadata__"][key]), random)
+            separators = (",", ":") if key == "halrp" else None
+            header["__metadata__"][key] = json.dumps(facts, sort_keys=True, separators=separators)
     except (ValueError, LookupError, TypeError, AttributeError):  # an earlier change left no header
         return mutated(content, random)
     head = json.dumps(header, separators=(",", ":")).encode()
@@ -227,14 +240,53 @@ def checkpoint_kinds(scratch: Path) -> list[Kind]:
 
     def read(content: bytes, _: int) -> object:
         path.write_bytes(content)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", CheckpointWarning)
+        with without_warnings():
             state = checkpoints.load("warm-up")
         if state is None:
             return SET_ASIDE
         return {name: tensor.tolist() for name, tensor in state[0].items()}, state[1]
 
-    return [Kind("checkpoint", [path.read_bytes()], read, mutated)]
+    return [Kind("checkpoint", [path.read_bytes()], read, mutated), *resumed_kinds(scratch / "resumed")]
+
+
+def resumed_kinds(scratch: Path) -> list[Kind]:
+    """Checkpoints with their checksum put right: a task that resumes from one is committed, or the error is typed."""
+    folder, data = scratch / "store", tiny_task("mlp", 5)
+
+    def stop(event: Progress) -> None:
+        if event.stage.startswith("fine-tune"):
+            raise KeyboardInterrupt
+
+    learner = opened(folder)
+    learner.learn("first", tiny_task("mlp", 0))
+    learner.progress = stop
+    with suppress(KeyboardInterrupt):
+        learner.learn("new", data)
+    interrupted = tree_of(folder)
+    files = [path for path, content in interrupted.items() if path.startswith("work/") and content is not None]
+    assert files
+
+    def read(content: bytes, at: int) -> object:
+        shutil.rmtree(folder)
+        restore({**interrupted, files[at]: content}, folder)
+        with without_warnings():
+            return task_file.write(opened(folder).learn("new", data))
+
+    def resealed(content: bytes, random: Random) -> bytes:
+        changed = changed_tensors(content[64:], "facts", random)
+        return atomic.checksum(changed).encode() + changed
+
+    contents = [interrupted[file] or b"" for file in files]
+    # A state that was made up to look right gives another task: nothing in the file says what it should have been.
+    return [Kind("checkpoint, checksum put right", contents, read, resealed, lambda *_: True, share=0.05)]
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Ignore what is said of a file that is set aside."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CheckpointWarning)
+        yield
 
 
 # ---- laboratory ------------------------------------------------------------------------------------------------------

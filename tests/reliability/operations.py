@@ -74,7 +74,7 @@ def _made(operation: Operation) -> tuple[Tree, object, object, object]:
 
 
 def opened(folder: Path, method: str = "budget") -> Learner:
-    """A learner on a store."""
+    """A learner on a store, with a checkpoint after every epoch."""
     return Learner(net("mlp"), recipe=RECIPE, method=METHODS[method], store=Store(folder, checkpoint_every=0))
 
 
