@@ -283,7 +283,7 @@ def resumed_kinds(scratch: Path) -> list[Kind]:
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """Ignore what is said of a file that is set aside."""
+    """Ignore warnings about a file that is set aside."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CheckpointWarning)
         yield

@@ -185,10 +185,10 @@ def test_a_delta_of_another_base_is_refused_by_its_fingerprint(delta: Delta, bas
 
 def test_the_task_of_the_base_has_the_classes_of_its_head(base: Base) -> None:
     classes = base.task.classes
-    own = Delta(task="first", classes=classes, layout=base.layout)
-    assert check(own, base, "the file").classes == classes
+    first = Delta(task="first", classes=classes, layout=base.layout)
+    assert check(first, base, "the file").classes == classes
     with pytest.raises(DamagedError, match="not those of the base's head"):
-        check(dataclasses.replace(own, classes=classes + 1), base, "the file")
+        check(dataclasses.replace(first, classes=classes + 1), base, "the file")
 
 
 def test_tasks_share_the_layout_of_the_base_and_another_one_stays(delta: Delta, base: Base) -> None:
