@@ -125,10 +125,19 @@ def test_a_cell_interrupted_ten_times_ends_with_the_record_of_an_uninterrupted_o
     assert len(result) == 2
 
 
+IN_A_TERMINAL = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from halrp.cli import main
+main()
+"""
+"""The command with the handler of Ctrl-C that it has in a terminal; background jobs of a shell ignore the signal."""
+
+
 def gated_sweep(folder: Path, module: str) -> list[str]:
     """Write a sweep of two cells that end and one that waits in its second task; return the command that runs it."""
     (folder / "sweep.toml").write_text(SWEEP.replace('"stl"', f'"{module}:Gated"'))
-    return [sys.executable, "-m", "halrp", "sweep", "sweep.toml", "--jobs", "1", "--results", "out"]
+    return [sys.executable, "-c", IN_A_TERMINAL, "sweep", "sweep.toml", "--jobs", "1", "--results", "out"]
 
 
 def assert_resumes(folder: Path, module: str, expected: dict[str, runner.Record]) -> None:
