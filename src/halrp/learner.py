@@ -31,6 +31,7 @@ from halrp.model.precision import run_in
 from halrp.model.size import Size
 from halrp.model.wrappers import unwrapped
 from halrp.provenance import recalled_settings
+from halrp.store.signing import AnyKey
 from halrp.store.store import Store
 from halrp.task_setup import TaskArguments, TaskSetup, check_epochs
 from halrp.text import is_encodable
@@ -300,14 +301,15 @@ class Learner:
         recipe: Recipe | None = None,
         seed: int | None = None,
         progress: Notify | None = None,
+        verify_key: AnyKey = None,
     ) -> Learner:
         """Read a store's base and tasks into a learner.
 
         `model` gives the architecture; its weights do not matter. Method, recipe and seed that are not given are those
         that the newest task was learned with. A method with choices from outside this library cannot be recalled; then
-        learning asks for `method`.
+        learning asks for `method`. With `verify_key`, a key or its file, everything must be signed with that key.
         """
-        store = Store(folder)
+        store = Store(folder, verify_key=verify_key)
         try:
             head = store.manifest().head
             learner = Learner(model, head=head, progress=progress)

@@ -105,6 +105,9 @@ def _row(task: Mapping[str, Any]) -> tuple[str, ...]:
 def verify_store(
     store: Folder,
     model: Annotated[str | None, typer.Option(help="package.module:callable; also compare shapes with it")] = None,
+    key: Annotated[
+        Path | None, typer.Option("--key", metavar="FILE", help="also check that this key signed every file")
+    ] = None,
 ) -> None:
     """Read every file of a store and check that it is what was committed.
 
@@ -115,7 +118,7 @@ def verify_store(
     """
     from halrp.tools.verify import verify
 
-    findings = verify(store, None if model is None else load_model(model))
+    findings = verify(store, None if model is None else load_model(model), verify_key=key)
     for finding in findings:
         echo(f"{finding.status:<10}  {finding.file}: {finding.note}")
     bad = sum(finding.status == "bad" for finding in findings)

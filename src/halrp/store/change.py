@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from pathlib import Path
 
 from halrp.errors import ConflictError, StoreError, WriteError
 from halrp.store import atomic, lineage, trash
-from halrp.store.folder import MANIFEST, Folder, slug
+from halrp.store.folder import MANIFEST, SIGNATURES, Folder, slug
 from halrp.store.manifest import MOST_FILES, TASK, Manifest, entry_of
+from halrp.store.signing import Key
 
 Edit = Callable[[Manifest | None], Manifest]
 """From the manifest that is there, if any, to the one to write. It writes the files that its manifest names."""
@@ -50,13 +52,34 @@ def _check_number(folder: Folder, manifest: Manifest) -> None:
 
 
 def _replace(folder: Folder, manifest: Manifest) -> None:
+    folder.sign(MANIFEST, manifest.content)
     # The manifest may name only what the disk holds.
-    for name in ("tasks", ".") if (folder.root / "tasks").is_dir() else (".",):
-        atomic.flush_folder(folder.root / name)
+    for name in ("tasks", f"{SIGNATURES}/tasks", SIGNATURES, "."):
+        if (folder.root / name).is_dir():
+            atomic.flush_folder(folder.root / name)
     atomic.write(folder.root / MANIFEST, manifest.content)
     # The commit has happened; that it may not outlive a power cut does not undo it.
     with suppress(WriteError):
         atomic.flush_folder(folder.root)
+
+
+def sign_all(root: Path, key: Key) -> int:
+    """Sign every file that a store's manifest names, and the manifest; return their number.
+
+    All files are read and checked before the first signature is written.
+    """
+    folder = Folder(root, key)
+    unverified = Folder(root)
+    with atomic.locked(root):
+        folder.refuse_links()
+        manifest = unverified.manifest()
+        files = {entry.file: entry for entry in manifest.entries}
+        for entry in files.values():
+            unverified.content(entry)
+        for entry in files.values():
+            folder.sign(entry.file, unverified.content(entry))
+        folder.sign(MANIFEST, manifest.content)
+        return len(files) + 1
 
 
 def refuse_without_manifest(folder: Folder, ours: Iterable[tuple[str, bytes]]) -> None:

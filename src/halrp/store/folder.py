@@ -10,22 +10,30 @@ import os
 import re
 from pathlib import Path
 
-from halrp.errors import DamagedError, LinkError, StoreError
-from halrp.store import atomic
+from halrp.errors import DamagedError, LinkError, SignatureError, StoreError
+from halrp.store import atomic, signing
 from halrp.store.manifest import LARGEST, Entry, Manifest, entry_of
+from halrp.store.signing import Key, Purpose
 
 MANIFEST = "manifest.json"
 TRASH = "trash"
 WORK = "work"
-FOLDERS = ("tasks", WORK, TRASH, f"{TRASH}/tasks")
+SIGNATURES = "signatures"
+FOLDERS = ("tasks", WORK, TRASH, f"{TRASH}/tasks", SIGNATURES, f"{SIGNATURES}/tasks")
 
 
 class Folder:
     """A store's folder."""
 
-    def __init__(self, root: Path) -> None:
-        """Name the folder; nothing is read or written yet."""
+    def __init__(self, root: Path, signing_key: Key | None = None, verify_key: Key | None = None) -> None:
+        """Name the folder; nothing is read or written yet.
+
+        With a key that signs, what is written is signed. With a key that verifies, nothing that it did not sign is
+        used; whoever signs verifies, as a commit would otherwise sign what somebody else had put into the folder.
+        """
         self.root = root
+        self.signing_key = signing_key
+        self.verify_key = signing_key.verifier() if verify_key is None and signing_key is not None else verify_key
 
     def path(self, relative: str) -> Path:
         """A path in the folder, or an error if it or a folder on the way to it is a symbolic link."""
@@ -63,7 +71,15 @@ class Folder:
                 "it was lost"
             )
         path = self.path(MANIFEST)
-        return Manifest.parse(atomic.read(path, LARGEST), str(path))
+        while True:
+            content = atomic.read(path, LARGEST)
+            try:
+                self.verify(MANIFEST, content)
+            except SignatureError:
+                if atomic.read(path, LARGEST) != content:  # another process has committed since, and its signature is
+                    continue
+                raise
+            return Manifest.parse(content, str(path))
 
     def content(self, entry: Entry) -> bytes:
         """A file of the store, checked against its checksum."""
@@ -74,6 +90,7 @@ class Folder:
                 f"{path} is not the file that was committed: it was changed or cut; restore a copy of it, or run "
                 "halrp repair"
             )
+        self.verify(entry.file, content)
         return content
 
     def put(self, stem: str, content: bytes, ending: str = ".safetensors") -> Entry:
@@ -82,7 +99,36 @@ class Folder:
         path = self.path(entry.file)
         if not path.exists() or path.stat().st_size != entry.bytes or atomic.read(path, entry.bytes) != content:
             atomic.write(path, content)
+        self.sign(entry.file, content)
         return entry
+
+    def sign(self, file: str, content: bytes) -> None:
+        """Write the signature of a file's content, if the store has a key that signs."""
+        if self.signing_key is not None:
+            signature = signing.sign(self.signing_key, purpose_of(file), content)
+            path = self.path(signature_name(file, content))
+            if (
+                not path.is_file()
+                or path.stat().st_size != len(signature)
+                or atomic.read(path, signing.LARGEST) != signature
+            ):
+                atomic.write(path, signature)
+
+    def verify(self, file: str, content: bytes) -> None:
+        """Check the signature of a file's content, if the store has a key that verifies."""
+        if self.verify_key is None:
+            return
+        path = self.path(signature_name(file, content))
+        if not path.exists():
+            raise SignatureError(
+                f"{self.root / file} has no signature ({path} is missing) to verify with {self.verify_key!r}; if you "
+                "know that the store is what it should be, sign it: halrp sign"
+            )
+        try:
+            signature = atomic.read(path, signing.LARGEST)
+        except DamagedError as error:
+            raise SignatureError(f"{self.root / file} has a signature that cannot be read: {error}") from error
+        signing.verify(self.verify_key, purpose_of(file), content, signature, str(self.root / file))
 
     def files(self, *folders: str) -> list[str]:
         """The files in some of the store's folders, not below them; "." is the store itself."""
@@ -94,6 +140,22 @@ class Folder:
                     prefix = "" if folder == "." else f"{folder}/"
                     listed += sorted(f"{prefix}{item.name}" for item in items if item.is_file(follow_symlinks=False))
         return listed
+
+
+def purpose_of(file: str) -> Purpose:
+    """What a file of a store is for, by its name."""
+    if file == MANIFEST:
+        return "manifest"
+    return "base" if file.startswith("base-") else "layout" if file.startswith("layout-") else "task"
+
+
+def signature_name(file: str, content: bytes) -> str:
+    """The file of a signature: named after the file that it signs, of which only the manifest's has no checksum.
+
+    So the signature of the next manifest is there before the manifest is, and neither is ever without the other.
+    """
+    stem = f"manifest-{atomic.checksum(content)[:16]}" if file == MANIFEST else file.rpartition(".")[0]
+    return f"{SIGNATURES}/{stem}.sig"
 
 
 def _is_link(path: Path) -> bool:

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from halrp.errors import ConflictError, DamagedError, SettingError, SignatureError, WriteError
 from halrp.store import atomic
@@ -84,6 +84,10 @@ class Key:
         return Key("ed25519-public", _private(self.content).public_key().public_bytes_raw())
 
 
+AnyKey: TypeAlias = Key | str | os.PathLike[str] | None
+"""A key, the file it is in, or none."""
+
+
 def new_key(kind: Literal["hmac-sha256", "ed25519"] = "ed25519") -> Key:
     """A new random key that signs."""
     return Key("hmac-sha256" if kind == "hmac-sha256" else "ed25519-private", secrets.token_bytes(LENGTH))
@@ -116,7 +120,7 @@ def write_key(path: str | os.PathLike[str], key: Key) -> None:
         raise WriteError(f"{path} could not be written: {error.strerror or error}") from error
 
 
-def key_of(key: Key | str | os.PathLike[str] | None) -> Key | None:
+def key_of(key: AnyKey) -> Key | None:
     """A key as it is given: itself, the file it is in, or none."""
     return key if key is None or isinstance(key, Key) else read_key(key)
 

@@ -18,15 +18,16 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from halrp.errors import DamagedError, StoreError, UnknownTaskError
+from halrp.errors import DamagedError, SettingError, StoreError, UnknownTaskError
 from halrp.model.base import Base
 from halrp.model.delta import Delta
 from halrp.model.layout import Layout
 from halrp.store import base_file, lineage, task_file
-from halrp.store.change import Edit, change
+from halrp.store.change import Edit, change, sign_all
 from halrp.store.commit import Commit
 from halrp.store.folder import WORK, Folder, work_name
 from halrp.store.manifest import Entry, Manifest
+from halrp.store.signing import AnyKey, key_of
 
 CHECKPOINT_EVERY = 30.0
 """Seconds between checkpoints: short tasks are cheaper to learn again than to save."""
@@ -39,16 +40,25 @@ class Store:
     store by then, or an earlier generation of this one.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], checkpoint_every: float = CHECKPOINT_EVERY) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        checkpoint_every: float = CHECKPOINT_EVERY,
+        *,
+        signing_key: AnyKey = None,
+        verify_key: AnyKey = None,
+    ) -> None:
         """Name a folder; nothing is read or written yet.
 
         A stage of a training that is interrupted is resumed from a checkpoint at most `checkpoint_every` seconds and an
         epoch old, or fifty times as old as it took to write; 0 writes one after every epoch, whatever it costs.
+        With `signing_key`, a key or its file, everything that is written is signed. With `verify_key`, by default the
+        key that signs, a file without a signature of that key raises `SignatureError` before anything of it is used.
         """
         self.folder, self.checkpoint_every = Path(folder), checkpoint_every
         self.known: Manifest | None = None
         """What was last read or written."""
-        self._folder = Folder(self.folder)
+        self._folder = Folder(self.folder, key_of(signing_key), key_of(verify_key))
 
     def exists(self) -> bool:
         """Whether something has been committed here."""
@@ -139,6 +149,20 @@ class Store:
     def _change(self, edit: Edit) -> Manifest:
         self.known = change(self._folder, self.known, edit)
         return self.known
+
+    def check_signature(self, file: str, content: bytes) -> None:
+        """Raise `SignatureError` if there is a key that verifies and it has not signed the content of this file."""
+        self._folder.verify(file, content)
+
+    def sign(self, key: AnyKey = None) -> int:
+        """Sign what the store holds now, as it is, and return the number of signatures; by default with its own key.
+
+        Files are compared with their checksums, not with earlier signatures: sign a store that you know to be right.
+        """
+        chosen = self._folder.signing_key if key is None else key_of(key)
+        if chosen is None:
+            raise SettingError(f"{self.folder} has no key that signs; give one: store.sign(key)")
+        return sign_all(self.folder, chosen)
 
     def work_folder(self, name: str, version: int = 0) -> Path:
         """Where checkpoints of a task, or of a later version of it, may lie until it is committed."""

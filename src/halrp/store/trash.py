@@ -15,10 +15,11 @@ from pathlib import Path
 
 from halrp.errors import StoreError
 from halrp.store import atomic
-from halrp.store.folder import TRASH, WORK, Folder, work_name
+from halrp.store.folder import MANIFEST, SIGNATURES, TRASH, WORK, Folder, signature_name, work_name
 from halrp.store.manifest import BASE, LAYOUT, TASK, Manifest
 
-_TEMPORARY = re.compile(rf"(tasks/)?\..+{re.escape(atomic.TEMPORARY)}")
+_TEMPORARY = re.compile(rf"({SIGNATURES}/)?(tasks/)?\.[^/]+{re.escape(atomic.TEMPORARY)}")
+_OF_MANIFEST = re.compile(rf"{SIGNATURES}/manifest-[0-9a-f]{{16}}\.sig")
 
 
 def is_store_file(relative: str) -> bool:
@@ -34,7 +35,14 @@ def strays(folder: Folder, manifest: Manifest | None) -> list[str]:
 
 def unfinished(folder: Folder) -> list[str]:
     """Files that a killed process was writing; whoever holds the lock knows that nobody writes them now."""
-    return [file for file in folder.files(".", "tasks") if _TEMPORARY.fullmatch(file)]
+    files = folder.files(".", "tasks", SIGNATURES, f"{SIGNATURES}/tasks")
+    return [file for file in files if _TEMPORARY.fullmatch(file)]
+
+
+def stale_signatures(folder: Folder, manifest: Manifest) -> list[str]:
+    """Signatures of earlier manifests; those of other files stay, as the files may be brought back from the trash."""
+    present = signature_name(MANIFEST, manifest.content)
+    return [file for file in folder.files(SIGNATURES) if _OF_MANIFEST.fullmatch(file) and file != present]
 
 
 def tidy(folder: Folder, manifest: Manifest) -> None:
@@ -43,7 +51,7 @@ def tidy(folder: Folder, manifest: Manifest) -> None:
     What cannot be moved stays: the commit has happened.
     """
     with suppress(OSError, StoreError):
-        for file in unfinished(folder):
+        for file in (*unfinished(folder), *stale_signatures(folder, manifest)):
             with suppress(OSError):
                 os.unlink(folder.root / file)
         for file in strays(folder, manifest):

@@ -27,8 +27,9 @@ from halrp.model.layout import Layout
 from halrp.model.plan import plan
 from halrp.model.wrappers import unwrapped
 from halrp.store import atomic, task_file
-from halrp.store.folder import TRASH
+from halrp.store.folder import SIGNATURES, TRASH
 from halrp.store.manifest import Manifest
+from halrp.store.signing import AnyKey
 from halrp.store.store import Store
 
 _NAMED = re.compile(r"(base|layout|tasks/.+)-([0-9a-f]{16})\.(?:safetensors|json)")
@@ -45,9 +46,14 @@ class Finding:
     note: str
 
 
-def verify(folder: str | os.PathLike[str], model: nn.Module | None = None) -> tuple[Finding, ...]:
-    """Read every file of a store and report what is wrong with each; with a model, also whether its shapes fit."""
-    store = Store(folder)
+def verify(
+    folder: str | os.PathLike[str], model: nn.Module | None = None, *, verify_key: AnyKey = None
+) -> tuple[Finding, ...]:
+    """Read every file of a store and report what is wrong with each.
+
+    With a model, also whether its shapes fit; with a key or its file, also whether the key signed every file.
+    """
+    store = Store(folder, verify_key=verify_key)
     if not store.folder.is_dir():
         raise StoreError(f"{store.folder} is not a folder; name the folder that a learner saved to")
     present = sorted(path.relative_to(store.folder).as_posix() for path in _walk(store.folder))
@@ -92,6 +98,8 @@ class _Reading:
         for file in present:
             if file in ("manifest.json", "lock", *bases, *layouts) or file in tasks:
                 continue
+            if file.startswith(f"{SIGNATURES}/") and file.endswith(".sig"):
+                continue  # checked with the file that it signs
             if file.startswith("work/") and not file.endswith(atomic.TEMPORARY):
                 yield Finding(
                     file, "unfinished", "checkpoint of an interrupted task; learning the task again resumes it"
@@ -120,6 +128,7 @@ class _Reading:
         content, match = atomic.read(self.store.folder / file), _NAMED.fullmatch(file)
         if match is None or not atomic.checksum(content).startswith(match[2]):
             raise DamagedError("it is not the file that was committed: its checksum is not the one in its name")
+        self.store.check_signature(file, content)
         return content
 
     def _check_base(self, file: str) -> str:

@@ -1,0 +1,200 @@
+"""Signed stores: nothing that the key did not sign is used, and commits sign what they write."""
+
+from __future__ import annotations
+
+import shutil
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from halrp import Halrp, Learner, Store
+from halrp.cli.app import app
+from halrp.errors import DamagedError, LinkError, SettingError, SignatureError
+from halrp.store import atomic, signing
+from halrp.store.signing import Key
+from halrp.tools.verify import verify
+from tests.commands import invoke
+from tests.helpers import FAST, net, tiny_task
+
+PRIVATE = Key("ed25519-private", bytes(range(32)))
+PUBLIC = PRIVATE.verifier()
+SECRET = Key("hmac-sha256", bytes(range(32)))
+OTHER = Key("ed25519-private", bytes(32))
+METHOD = Halrp.budget(bytes_per_task=100_000)
+
+model = partial(net, "mlp")
+ran = partial(invoke, app)
+
+
+def learner_at(store: Store) -> Learner:
+    return Learner(model(), method=METHOD, recipe=FAST, store=store)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of two tasks that was signed as it was written."""
+    folder = tmp_path_factory.mktemp("signed") / "store"
+    learner = learner_at(Store(folder, signing_key=PRIVATE))
+    learner.learn("first", tiny_task("mlp"))
+    learner.learn("second", tiny_task("mlp", 1))
+    return folder
+
+
+@pytest.fixture
+def signed(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "store"))
+
+
+SIGNED = ("manifest.json", "base-*", "layout-*", "tasks/first-*", "tasks/second-*")
+
+
+def test_every_file_is_signed_and_the_store_is_otherwise_the_same(made: Path, tmp_path: Path) -> None:
+    unsigned = learner_at(Store(tmp_path / "unsigned"))
+    unsigned.learn("first", tiny_task("mlp"))
+    unsigned.learn("second", tiny_task("mlp", 1))
+    files = tree(made)
+    signatures = {name for name in files if name.startswith("signatures/")}
+    assert {name: content for name, content in files.items() if name not in signatures} == tree(tmp_path / "unsigned")
+    stems = {name.rpartition(".")[0] for name in files if "-" in name and name not in signatures}
+    digest = atomic.checksum(files["manifest.json"])[:16]
+    assert signatures == {f"signatures/{stem}.sig" for stem in (*stems, f"manifest-{digest}")}
+
+
+def test_it_loads_with_the_key_that_signed_it(signed: Path, tmp_path: Path) -> None:
+    plain = Learner.load(signed, model())
+    signing.write_key(tmp_path / "key.pub", PUBLIC)
+    for key in (PUBLIC, PRIVATE, tmp_path / "key.pub", str(tmp_path / "key.pub")):
+        loaded = Learner.load(signed, model(), verify_key=key)
+        assert loaded.tasks.keys() == plain.tasks.keys() == {"first", "second"}
+
+
+@pytest.mark.parametrize("key", [OTHER, SECRET], ids=["another pair", "another algorithm"])
+def test_it_does_not_load_with_another_key(key: Key, signed: Path) -> None:
+    with pytest.raises(SignatureError, match=rf"manifest\.json is signed with the ed25519 key {PUBLIC.id}"):
+        Learner.load(signed, model(), verify_key=key)
+
+
+@pytest.mark.parametrize("pattern", SIGNED)
+@pytest.mark.parametrize("how", ["missing", "changed", "of another file", "empty", "large"])
+def test_a_file_whose_signature_is_missing_or_wrong_is_refused_by_name(pattern: str, how: str, signed: Path) -> None:
+    (path,) = signed.glob(pattern)
+    stem = path.relative_to(signed).as_posix().rpartition(".")[0]
+    (signature,) = (signed / "signatures").glob(f"{stem}*.sig")
+    others = {"base-*": "layout-*"}.get(pattern, "base-*")
+    if how == "missing":
+        signature.unlink()
+    elif how == "changed":
+        content = bytearray(signature.read_bytes())
+        content[-5] ^= 1
+        signature.write_bytes(content)
+    elif how == "of another file":
+        (other,) = (signed / "signatures").glob(f"{others}.sig")
+        shutil.copy(other, signature)
+    else:
+        signature.write_bytes(bytes(0 if how == "empty" else 10_000))
+    before = tree(signed)
+    with pytest.raises(SignatureError, match=path.name):
+        Learner.load(signed, model(), verify_key=PUBLIC)
+    Learner.load(signed, model())
+    findings = {finding.file: finding for finding in verify(signed, verify_key=PUBLIC)}
+    assert findings[path.relative_to(signed).as_posix()].status == "bad"
+    bad = {file for file, finding in findings.items() if finding.status == "bad"}
+    assert len(bad) == 1 or pattern == "layout-*", "tasks cannot be read without their layout"
+    assert {finding.status for finding in verify(signed)} == {"good"}
+    assert tree(signed) == before
+
+
+def test_what_was_changed_with_its_checksums_is_refused(signed: Path) -> None:
+    """Whoever writes to the folder can make a store that is whole, and cannot sign it."""
+    forged = learner_at(Store(signed))
+    forged.learn("third", tiny_task("mlp", 2))
+    assert {finding.status for finding in verify(signed)} == {"good"}
+    with pytest.raises(SignatureError, match=r"manifest\.json has no signature.*halrp sign"):
+        Learner.load(signed, model(), verify_key=PUBLIC)
+
+
+def test_a_signing_store_never_signs_what_somebody_else_wrote(signed: Path) -> None:
+    learner_at(Store(signed)).learn("third", tiny_task("mlp", 2))
+    before = tree(signed)
+    with pytest.raises(SignatureError):
+        learner_at(Store(signed, signing_key=PRIVATE))
+    store = Store(signed, signing_key=PRIVATE)
+    elsewhere = Learner(model(), method=METHOD, recipe=FAST)
+    elsewhere.learn("first", tiny_task("mlp"))
+    with pytest.raises(SignatureError):
+        store.commit(elsewhere._committed.ready, list(elsewhere.tasks.values()))
+    assert tree(signed) == before
+
+
+def test_a_loaded_learner_commits_signed_tasks(signed: Path) -> None:
+    learner_at(Store(signed, signing_key=PRIVATE)).learn("third", tiny_task("mlp", 2))
+    assert list(Learner.load(signed, model(), verify_key=PUBLIC).tasks) == ["first", "second", "third"]
+    assert len(list((signed / "signatures").glob("manifest-*.sig"))) == 1
+
+
+@pytest.mark.parametrize("key", [PRIVATE, SECRET], ids=lambda key: key.algorithm)
+def test_a_store_is_signed_later(key: Key, tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    learner_at(Store(folder)).learn("first", tiny_task("mlp"))
+    with pytest.raises(SignatureError, match=r"manifest\.json has no signature"):
+        Learner.load(folder, model(), verify_key=key)
+    with pytest.raises(SettingError, match="no key that signs"):
+        Store(folder).sign()
+    with pytest.raises(SettingError, match="only verifies"):
+        Store(folder).sign(PUBLIC)
+    assert not (folder / "signatures").exists()
+    assert Store(folder).sign(key) == 4
+    content = tree(folder)
+    assert Store(folder, signing_key=key).sign() == 4
+    assert tree(folder) == content
+    assert list(Learner.load(folder, model(), verify_key=key.verifier()).tasks) == ["first"]
+
+
+def test_a_damaged_store_is_not_signed(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    learner_at(Store(folder)).learn("first", tiny_task("mlp"))
+    (path,) = folder.glob("tasks/*")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DamagedError, match=path.name):
+        Store(folder).sign(PRIVATE)
+    assert not (folder / "signatures").exists()
+
+
+def test_signatures_never_lead_out_of_the_store(signed: Path, tmp_path: Path) -> None:
+    (signed / "signatures").rename(tmp_path / "elsewhere")
+    (signed / "signatures").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(LinkError, match="signatures"):
+        Learner.load(signed, model(), verify_key=PUBLIC)
+    with pytest.raises(LinkError, match="signatures"):
+        Store(signed).sign(PRIVATE)
+
+
+def test_the_same_commits_give_the_same_bytes(made: Path, tmp_path: Path) -> None:
+    learner = learner_at(Store(tmp_path / "again", signing_key=PRIVATE))
+    learner.learn("first", tiny_task("mlp"))
+    learner.learn("second", tiny_task("mlp", 1))
+    assert tree(tmp_path / "again") == tree(made)
+
+
+@pytest.mark.parametrize("kind", ["ed25519", "hmac-sha256"])
+def test_the_commands_make_a_key_sign_and_verify(kind: str, tmp_path: Path) -> None:
+    folder, key = tmp_path / "store", tmp_path / "team.key"
+    learner_at(Store(folder)).learn("first", tiny_task("mlp"))
+    assert ran("keygen", key, "--kind", kind).code == 0
+    again = ran("keygen", key)
+    assert (again.code, "never replaced" in again.error) == (2, True)
+    public = tmp_path / "team.key.pub" if kind == "ed25519" else key
+    unsigned = ran("verify", folder, "--key", public)
+    assert unsigned.code == 1
+    assert "has no signature" in unsigned.out
+    assert "signed 4 files" in ran("sign", folder, "--key", key).out
+    assert ran("verify", folder, "--key", public).code == 0
+    assert ran("verify", folder).code == 0
+    (path,) = folder.glob("tasks/*")
+    path.unlink()
+    assert ran("verify", folder, "--key", public).code == 1
