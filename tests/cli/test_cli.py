@@ -435,7 +435,7 @@ def test_onnx_without_its_libraries_says_what_to_install(tmp_path: Path, monkeyp
 
 
 def test_an_interrupt_exits_with_130(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("halrp.tools.verify.verify", interrupted)

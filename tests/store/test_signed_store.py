@@ -80,23 +80,23 @@ def test_it_does_not_load_with_another_key(key: Key, signed: Path) -> None:
 
 
 @pytest.mark.parametrize("pattern", SIGNED)
-@pytest.mark.parametrize("how", ["missing", "changed", "of another file", "empty", "large"])
-def test_a_file_whose_signature_is_missing_or_wrong_is_refused_by_name(pattern: str, how: str, signed: Path) -> None:
+@pytest.mark.parametrize("damage", ["missing", "changed", "of another file", "empty", "large"])
+def test_a_file_whose_signature_is_missing_or_wrong_is_refused_by_name(pattern: str, damage: str, signed: Path) -> None:
     (path,) = signed.glob(pattern)
     stem = path.relative_to(signed).as_posix().rpartition(".")[0]
     (signature,) = (signed / "signatures").glob(f"{stem}*.sig")
     others = {"base-*": "layout-*"}.get(pattern, "base-*")
-    if how == "missing":
+    if damage == "missing":
         signature.unlink()
-    elif how == "changed":
+    elif damage == "changed":
         content = bytearray(signature.read_bytes())
         content[-5] ^= 1
         signature.write_bytes(content)
-    elif how == "of another file":
+    elif damage == "of another file":
         (other,) = (signed / "signatures").glob(f"{others}.sig")
         shutil.copy(other, signature)
     else:
-        signature.write_bytes(bytes(0 if how == "empty" else 10_000))
+        signature.write_bytes(bytes(0 if damage == "empty" else 10_000))
     before = tree(signed)
     with pytest.raises(SignatureError, match=path.name):
         Learner.load(signed, model(), verify_key=PUBLIC)
