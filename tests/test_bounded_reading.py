@@ -6,13 +6,14 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from halrp import Halrp, Learner, Recipe
-from halrp.errors import DamagedError, HalrpError, SettingError
+from halrp import Halrp, Learner, Recipe, Store
+from halrp.errors import CheckpointWarning, DamagedError, HalrpError, SettingError
 from halrp.lab.data import download, transfer
 from halrp.lab.data.sources import File
 from halrp.lab.presets import sweep_file
@@ -76,7 +77,8 @@ def test_a_cached_script_a_checkpoint_and_the_notes_of_a_download_are_ignored(tm
     sparse(download._record(tmp_path / "set.bin"))
     with little_memory():
         assert script_library._read(sparse(tmp_path / "vega.js")) is None
-        assert checkpoints.load("warm-up") is None
+        with pytest.warns(CheckpointWarning, match=f"{SIZE:,} bytes, more than the"):
+            assert checkpoints.load("warm-up") is None
         assert transfer._resume_headers(file.urls[0], file, tmp_path / "set.bin.part", 5) == {}
         assert download._recorded(tmp_path / "set.bin", file) == file
 
@@ -89,6 +91,27 @@ def test_a_file_of_a_store_is_refused(pattern: str, tmp_path: Path) -> None:
     learner.learn("second", (-x, y))
     learner.save(tmp_path)
     (path,) = tmp_path.glob(pattern)
+    sparse(path)
+    with little_memory(), pytest.raises(DamagedError, match=f"{SIZE:,} bytes, more than the"):
+        Learner.load(tmp_path, model())
+
+
+@pytest.mark.parametrize("part", ["base", "layout", "task"])
+def test_a_file_of_a_store_is_refused_though_its_manifest_allows_it(part: str, tmp_path: Path) -> None:
+    """Whoever writes a file can write a manifest that names its size."""
+    learner = Learner(model(), method=Halrp.budget(bytes_per_task=4000), recipe=Recipe(epochs=2, batch=16))
+    x, y = torch.randn(32, 8, generator=torch.Generator().manual_seed(1)), torch.arange(32) % 3
+    learner.learn("first", (x, y))
+    learner.save(tmp_path)
+    manifest = Store(tmp_path).manifest()
+    ((digest, layout),) = manifest.layouts.items()
+    changes: dict[str, Any] = {
+        "base": {"base": manifest.base._replace(bytes=SIZE)},
+        "layout": {"layouts": {digest: layout._replace(bytes=SIZE)}},
+        "task": {"tasks": {"first": manifest.tasks["first"]._replace(bytes=SIZE)}},
+    }
+    (tmp_path / "manifest.json").write_bytes(manifest.edited(**changes[part]).content)
+    (path,) = tmp_path.glob({"base": "base-*", "layout": "layout-*", "task": "tasks/*"}[part])
     sparse(path)
     with little_memory(), pytest.raises(DamagedError, match=f"{SIZE:,} bytes, more than the"):
         Learner.load(tmp_path, model())

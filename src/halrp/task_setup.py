@@ -77,7 +77,9 @@ class TaskSetup:
         settings = self.provenance(data)
         parts = (*run.seed_key, self.body.fingerprint, data.classes, data.train.identity(), val, settings)
         key = atomic.checksum(repr(parts).encode())
-        return replace(run, checkpoints=Checkpoints(self.store.work_folder(run.task), key, self.store.checkpoint_every))
+        store = self.store
+        folder = store.work_folder(run.task)
+        return replace(run, checkpoints=Checkpoints(folder, key, store.checkpoint_every, store.signing_key))
 
     def description(self, run: TaskRun, view: str = "", allocate: Allocator | None = None) -> Description:
         """All of a task that is not a tensor: a delta in a view, or the base's own task; `allocate` if not ours."""

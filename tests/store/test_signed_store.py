@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -10,10 +13,11 @@ import pytest
 
 from halrp import Halrp, Learner, Store
 from halrp.cli.app import app
-from halrp.errors import DamagedError, LinkError, SettingError, SignatureError
+from halrp.errors import CheckpointWarning, DamagedError, LinkError, SettingError, SignatureError
 from halrp.store import atomic, signing
 from halrp.store.signing import Key
 from halrp.tools.verify import verify
+from halrp.training.progress import Progress
 from tests.commands import invoke
 from tests.helpers import FAST, net, tiny_task
 
@@ -179,6 +183,38 @@ def test_the_same_commits_give_the_same_bytes(made: Path, tmp_path: Path) -> Non
     learner.learn("first", tiny_task("mlp"))
     learner.learn("second", tiny_task("mlp", 1))
     assert tree(tmp_path / "again") == tree(made)
+
+
+def stopped_at(epochs: int) -> Callable[[Progress], None]:
+    left = iter(range(epochs))
+
+    def stop(event: Progress) -> None:
+        if event.loss is not None and next(left, None) is None:
+            raise KeyboardInterrupt
+
+    return stop
+
+
+@pytest.mark.parametrize(("key", "fits"), [(PRIVATE, True), (OTHER, False), (SECRET, False), (None, False)])
+def test_a_checkpoint_that_another_key_or_nobody_signed_is_not_resumed(
+    key: Key | None, fits: bool, tmp_path: Path
+) -> None:
+    """What is learned from a forged checkpoint would be committed and signed."""
+    recipe = dataclasses.replace(FAST, epochs=4)
+    forging = Store(tmp_path, checkpoint_every=0, signing_key=key)
+    with pytest.raises(KeyboardInterrupt):
+        Learner(model(), recipe=recipe, store=forging, progress=stopped_at(2)).learn("first", tiny_task("mlp"))
+    seen: list[int] = []
+    learner = Learner(
+        model(),
+        recipe=recipe,
+        store=Store(tmp_path, checkpoint_every=0, signing_key=PRIVATE),
+        progress=lambda event: seen.append(event.epoch) if event.loss is not None else None,
+    )
+    with nullcontext() if fits else pytest.warns(CheckpointWarning, match="its checksum is wrong"):
+        learner.learn("first", tiny_task("mlp"))
+    assert seen == ([4] if fits else [1, 2, 3, 4])
+    assert list(Learner.load(tmp_path, model(), verify_key=PUBLIC).tasks) == ["first"]
 
 
 @pytest.mark.parametrize("kind", ["ed25519", "hmac-sha256"])

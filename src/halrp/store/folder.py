@@ -81,10 +81,10 @@ class Folder:
                 raise
             return Manifest.parse(content, str(path))
 
-    def content(self, entry: Entry) -> bytes:
-        """A file of the store, checked against its checksum."""
+    def content(self, entry: Entry, limit: int | None = None) -> bytes:
+        """A file of the store, of at most `limit` bytes, checked against its checksum and its signature."""
         path = self.path(entry.file)
-        content = atomic.read(path, entry.bytes)
+        content = atomic.read(path, entry.bytes if limit is None else min(entry.bytes, limit))
         if len(content) != entry.bytes or atomic.checksum(content) != entry.sha256:
             raise DamagedError(
                 f"{path} is not the file that was committed: it was changed or cut; restore a copy of it, or run "

@@ -154,6 +154,14 @@ def verify(key: Key, purpose: Purpose, content: bytes, signature: bytes, source:
         )
 
 
+def keyed_checksum(key: Key, content: bytes) -> str:
+    """A checksum of a checkpoint that only whoever can sign can compute: HMAC-SHA256, for both kinds of keys."""
+    if not key.signs:
+        raise SettingError(f"{key!r} is the public half of a pair and only verifies; use the private half")
+    message = b"\0".join((_CONTEXT, b"checkpoint", key.kind.encode(), hashlib.sha512(content).digest()))
+    return hmac.digest(key.content, message, "sha256").hex()
+
+
 def _message(purpose: Purpose, content: bytes) -> bytes:
     if purpose not in get_args(Purpose):
         raise SettingError(f"nothing is signed for {purpose!r}; choose one of {', '.join(get_args(Purpose))}")

@@ -22,12 +22,12 @@ from halrp.errors import DamagedError, SettingError, StoreError, UnknownTaskErro
 from halrp.model.base import Base
 from halrp.model.delta import Delta
 from halrp.model.layout import Layout
-from halrp.store import base_file, lineage, task_file
+from halrp.store import atomic, base_file, lineage, task_file
 from halrp.store.change import Edit, change, sign_all
 from halrp.store.commit import Commit
 from halrp.store.folder import WORK, Folder, work_name
-from halrp.store.manifest import Entry, Manifest
-from halrp.store.signing import AnyKey, key_of
+from halrp.store.manifest import LARGEST, Entry, Manifest
+from halrp.store.signing import AnyKey, Key, key_of
 
 CHECKPOINT_EVERY = 30.0
 """Seconds between checkpoints: short tasks are cheaper to learn again than to save."""
@@ -68,16 +68,16 @@ class Store:
         """What is in the store now."""
         return self._folder.manifest()
 
-    def content(self, entry: Entry) -> bytes:
-        """A file of the store, checked against its checksum."""
-        return self._folder.content(entry)
+    def content(self, entry: Entry, limit: int | None = None) -> bytes:
+        """A file of the store, of at most `limit` bytes, checked against its checksum and its signature."""
+        return self._folder.content(entry, limit)
 
     def layouts(self, manifest: Manifest) -> Mapping[str, Layout]:
         """What the task files of a manifest are laid out by, by digest."""
         layouts = {}
         for digest, entry in manifest.layouts.items():
             source = str(self.folder / entry.file)
-            layouts[digest] = layout = Layout.parse(self.content(entry), source)
+            layouts[digest] = layout = Layout.parse(self.content(entry, LARGEST), source)
             if layout.fingerprint != manifest.fingerprint:
                 raise DamagedError(f"{source} belongs to another base, {layout.fingerprint[:12]}…")
         return layouts
@@ -107,7 +107,7 @@ class Store:
     def _read(self, name: str, base: Base, manifest: Manifest, layouts: Mapping[str, Layout]) -> Delta:
         entry = manifest.tasks[name]
         source = str(self.folder / entry.file)
-        delta = task_file.check(task_file.read(self.content(entry), layouts, source), base, source)
+        delta = task_file.check(task_file.read(self.content(entry, _largest(base)), layouts, source), base, source)
         if delta.task != name:
             raise DamagedError(f"{source} holds the task {delta.task!r}, not {name!r}")
         return delta
@@ -115,7 +115,8 @@ class Store:
     def read_base(self, like: Base) -> Base:
         """The store's base, on the architecture of `like`."""
         manifest = self.manifest()
-        return base_file.read(self.content(manifest.base), manifest, like, str(self.folder / manifest.base.file))
+        content = self.content(manifest.base, _largest(like))
+        return base_file.read(content, manifest, like, str(self.folder / manifest.base.file))
 
     def check_known(self) -> None:
         """Raise `StoreChangedError` if the folder holds something else than a later generation of what was seen."""
@@ -150,6 +151,11 @@ class Store:
         self.known = change(self._folder, self.known, edit)
         return self.known
 
+    @property
+    def signing_key(self) -> Key | None:
+        """The key that signs what is written, if there is one."""
+        return self._folder.signing_key
+
     def check_signature(self, file: str, content: bytes) -> None:
         """Raise `SignatureError` if there is a key that verifies and it has not signed the content of this file."""
         self._folder.verify(file, content)
@@ -167,3 +173,8 @@ class Store:
     def work_folder(self, name: str, version: int = 0) -> Path:
         """Where checkpoints of a task, or of a later version of it, may lie until it is committed."""
         return self._folder.path(f"{WORK}/{work_name(name, version)}")
+
+
+def _largest(base: Base) -> int:
+    """Bytes that a file of a store on this base may have: a head may be wide, but not beyond all measure."""
+    return max(atomic.LARGEST, 4 * sum(tensor.nbytes for tensor in base.tensors.values()))

@@ -3,7 +3,8 @@
 They belong to one task of one learner: a key stands for base, data, method, recipe and seed. A checkpoint with another
 key is ignored and replaced. One that is damaged or does not fit is set aside with a warning, and the stage starts
 again. They need not survive a power cut, so they are moved into place without waiting for the disk; a checksum detects
-incomplete ones.
+incomplete ones. In a store that signs what it commits, the checksum needs the key: what is learned from a checkpoint
+that somebody else wrote would otherwise be committed and signed.
 
 Several processes may learn the same task. Whoever commits it first removes the folder, also while others write to it.
 """
@@ -11,6 +12,7 @@ Several processes may learn the same task. Whoever commits it first removes the 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import shutil
 import time
@@ -24,7 +26,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from halrp.errors import CheckpointWarning, DamagedError, WriteError
-from halrp.store import atomic
+from halrp.store import atomic, signing
+from halrp.store.signing import Key
 from halrp.store.tensors import copy_of
 
 SHARE = 0.02
@@ -39,13 +42,13 @@ _ATTEMPTS = 10
 class Checkpoints:
     """The saved trainings of one task, in a folder that is removed when the task is committed."""
 
-    def __init__(self, folder: Path, key: str, every: float = 0.0) -> None:
+    def __init__(self, folder: Path, key: str, every: float = 0.0, signing_key: Key | None = None) -> None:
         """Use a folder for the task of `key`.
 
         States are saved at least `every` seconds apart, and never more often than `SHARE` of the time allows; with 0,
-        after every epoch.
+        after every epoch. With `signing_key`, only states that were saved with that key are loaded.
         """
-        self.folder, self.key, self.every = folder, key, every
+        self.folder, self.key, self.every, self.signing_key = folder, key, every, signing_key
         self._saved, self._cost = time.monotonic(), 0.0
 
     def due(self) -> bool:
@@ -57,7 +60,7 @@ class Checkpoints:
         began = time.monotonic()
         text = json.dumps({"key": self.key, "stage": stage, **facts}, sort_keys=True)
         content = safetensors.torch.save({n: copy_of(t) for n, t in tensors.items()}, {"facts": text})
-        self._write(self._path(stage), atomic.checksum(content).encode() + content)
+        self._write(self._path(stage), self._checksum(content) + content)
         if tensors:  # a note costs nothing
             self._saved = time.monotonic()
             self._cost = self._saved - began
@@ -80,7 +83,7 @@ class Checkpoints:
         try:
             content = atomic.read(path, limit)
             digest, content = content[:64], content[64:]
-            if atomic.checksum(content).encode() != digest:
+            if not hmac.compare_digest(self._checksum(content), digest):
                 raise DamagedError("its checksum is wrong")
             length = int.from_bytes(content[:8], "little")
             facts = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["facts"])
@@ -93,6 +96,10 @@ class Checkpoints:
             if path.exists():  # RecursionError is a RuntimeError
                 self.reject(stage, str(error) or type(error).__name__)
             return None
+
+    def _checksum(self, content: bytes) -> bytes:
+        key = self.signing_key
+        return (atomic.checksum(content) if key is None else signing.keyed_checksum(key, content)).encode()
 
     def reject(self, stage: str, reason: str) -> None:
         """Set the checkpoint of a stage aside, where nothing reads it, and warn."""
