@@ -23,7 +23,7 @@ LIBRARY = (
     ("halrp.training",),
     ("halrp.method",),
     ("halrp.serve",),
-    ("halrp.provenance",),
+    ("halrp.provenance", "halrp.identity"),
     ("halrp.committed", "halrp.task_setup"),
     ("halrp.learner", "halrp.parallel"),
     ("halrp.tools",),

@@ -144,18 +144,22 @@ class Learner:
         classes: int | None = None,
         class_names: Sequence[str] | None = None,
         augment: Augment | None = None,
+        data_key: str | None = None,
     ) -> Delta:
         """Learn a task and commit it.
 
-        `train` and `val` are `(x, y)` tensors, a `Dataset` or a `DataLoader`; labels are 0 … classes−1, and `classes`
-        defaults to the number of class names, or else to the largest label plus one. Validation data, if given,
-        decide importance and view. `augment(x, generator)` changes the inputs of every batch that is trained on.
+        `train` and `val` are `(x, y)` tensors, a `Dataset` or a `DataLoader`; labels are 0 … classes−1. By default
+        `classes` is the number of class names, or else that of the labels, which must all occur. Validation data, if
+        given, decide importance and view. `augment(x, generator)` changes the inputs of every batch trained on.
+
+        With a store, an interrupted task resumes if its data are the same, which a hash of all examples tells. A
+        `data_key`, such as "v3", stands for the data instead, if they are too large to be read once more.
         """
         with seeding.exclusive():  # tasks that threads learn at once are learned in turn
             self._check_name(name)
             setup, device = self._setup(), self.device
             with torch.enable_grad(), seeding.isolated(*setup.seed_key(name), device=device):
-                run = setup.prepare(TaskArguments(name, train, val, classes, class_names, augment))
+                run = setup.prepare(TaskArguments(name, train, val, classes, class_names, augment, data_key))
                 return self._learn_delta(setup, run) if setup.is_base else self._learn_base(setup, run)
 
     def learn_many(self, tasks: parallel.TaskArguments, engine: parallel.Engine | None = None) -> dict[str, Delta]:
@@ -222,9 +226,10 @@ class Learner:
         weights = base.adapted_weights()
         free = {n: p for n, p in net.named_parameters() if n in weights}
         held_out = data.train if data.val is None else data.val
-        sensitivity = measure(
-            method.importance, method.decompose.needs_curvature, net, free, held_out, self.recipe.batch
-        )
+        with seeding.isolated(*run.seed_key, "importance", device=self.device):  # a loader may draw its order
+            sensitivity = measure(
+                method.importance, method.decompose.needs_curvature, net, free, held_out, self.recipe.batch
+            )
         # Scales, decomposition, allocation: one start for each view of convolutions that is tried.
         owned, base_size = base.owned_tensors(net), Size(base.parameter_count, base.size.bytes)
         kernels = {n: base.plan.parameters[n].kernel for n in free}
@@ -330,7 +335,10 @@ class Learner:
     def _new_net(self, base: Base, run: TaskRun) -> nn.Module:
         classes = run.data.classes
         net = base.trainable(classes, *run.seed_key)
-        check_outputs(net, next(iter(run.data.train.batches(2, None)))[0], classes, self.head, run.task)
+        for part, data in (("train", run.data.train), ("val", run.data.val)):
+            if data is not None:
+                rows = next(iter(data.batches(2, None)))[0][:2]
+                check_outputs(net, rows, classes, self.head, f"{run.task}: {part}")
         return net
 
     def _compressed(self, tasks: dict[str, Delta], newest: str, base_parameters: int) -> dict[str, Delta]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -33,7 +34,14 @@ def describe(value: Any) -> Any:
     """Turn a dataclass of settings into JSON values: its type's name, then its fields; anything else into its name.
 
     A field marked as `LATER` is left out at its default, so that files and their sizes stay what they were without it.
+    A `functools.partial` is its function and its arguments. Arrays and tensors are their type and shape.
     """
+    if isinstance(value, functools.partial):
+        parts = {"function": describe(value.func), "arguments": describe(value.args)}
+        keywords = {str(name): describe(item) for name, item in sorted(value.keywords.items())}
+        return {"type": "functools.partial", **parts, "keywords": keywords}
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{type(value).__name__} of {value.dtype}, shape {tuple(value.shape)}"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {
             field.name: describe(getattr(value, field.name))

@@ -5,18 +5,25 @@ Everything that can be refused before training is refused here.
 
 from __future__ import annotations
 
+import secrets
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from halrp._version import __version__
-from halrp.errors import SettingError, TaskError
+from halrp.errors import CheckpointWarning, SettingError, TaskError
+from halrp.identity import UnidentifiedError, identity
 from halrp.method.method import Halrp
-from halrp.method.protocols import Allocator
+from halrp.method.protocols import CHOICES, Allocator, EarlyCheck
+from halrp.method.task_costs import foreseen_costs
 from halrp.model.base import Base
 from halrp.model.description import Description
 from halrp.model.inference import normalises_by_batch
-from halrp.provenance import describe, method_settings
+from halrp.model.plan import trained_buffers
+from halrp.model.size import Size
+from halrp.provenance import KNOWN, describe, method_settings
 from halrp.store import atomic
 from halrp.store.store import Store
 from halrp.text import is_encodable
@@ -37,6 +44,7 @@ class TaskArguments:
     classes: int | None = None
     class_names: Sequence[str] | None = None
     augment: Augment | None = None
+    data_key: str | None = None
 
 
 def check_epochs(method: Halrp, recipe: Recipe) -> None:
@@ -69,17 +77,52 @@ class TaskSetup:
     def prepare(self, arguments: TaskArguments) -> TaskRun:
         """Check a task's data and make it uniform; its checkpoints are those of the same base, data and settings."""
         check_epochs(self.method, self.recipe)
+        key = arguments.data_key
+        if key is not None and not (isinstance(key, str) and key):
+            raise SettingError(f"{arguments.name}: data_key={key!r} must be a non-empty text, such as 'v3', or None")
         data = self._data(arguments)
         run = TaskRun(arguments.name, data, self.recipe, self.seed_key(arguments.name), self.progress)
-        if self.store is None:
-            return run
-        val = data.val.identity() if data.val is not None and self.is_base else None
-        settings = self.provenance(data)
-        parts = (*run.seed_key, self.body.fingerprint, data.classes, data.train.identity(), val, settings)
-        key = atomic.checksum(repr(parts).encode())
-        store = self.store
-        folder = store.work_folder(run.task)
-        return replace(run, checkpoints=Checkpoints(folder, key, store.checkpoint_every, store.signing_key))
+        if self.is_base:
+            self._check_budget(run)
+        return run if self.store is None else replace(run, checkpoints=self._checkpoints(self.store, run, key))
+
+    def _checkpoints(self, store: Store, run: TaskRun, data_key: str | None) -> Checkpoints:
+        """The checkpoints of a task: those that were made with the same base, data, functions and settings."""
+        data = run.data
+        if data_key is None:
+            examples = data.train.identity(), data.val.identity() if data.val is not None and self.is_base else None
+        else:
+            examples = data_key, "val" if data.val is not None and self.is_base else None
+        parts = (*run.seed_key, self.body.fingerprint, data.classes, *examples, self.provenance(data))
+        key = atomic.checksum(repr((*parts, self._functions(run))).encode())
+        return Checkpoints(store.work_folder(run.task), key, store.checkpoint_every, store.signing_key)
+
+    def _functions(self, run: TaskRun) -> list[str]:
+        """What tells functions of the user from others; a new text every time for those that nothing tells."""
+        choices = [getattr(self.method, field) for field in CHOICES]
+        foreign = [choice for choice in choices if type(choice) not in KNOWN.values()]
+        try:
+            return [identity(function) for function in (*foreign, run.data.augment)]
+        except UnidentifiedError as error:
+            warnings.warn(
+                f"{run.task}: {error} cannot be compared with that of an interrupted run, so the task starts again if "
+                "it is interrupted; use plain values, arrays or tensors in augment and in choices of your own",
+                CheckpointWarning,
+                stacklevel=2,
+            )
+            return [secrets.token_hex()]
+
+    def _check_budget(self, run: TaskRun) -> None:
+        """Raise `BudgetTooSmall` if the task's file would be too large without a single component."""
+        allocate = self.method.allocate
+        if not isinstance(allocate, EarlyCheck):
+            return
+        base, precision = self.body, self.method.precision
+        scales = {slot.name: Size(n, n * slot.itemsize) for slot in base.layout.adapted for n in [sum(slot.shape[:2])]}
+        for view in self.method.views(any(slot.kernel for slot in base.layout.adapted), run.data.val is not None):
+            described = partial(self.description, run, view)
+            costs = foreseen_costs(base.layout, trained_buffers(base.module), run.data.classes, described, precision)
+            allocate.check_smallest(costs, scales, Size(base.parameter_count, base.size.bytes))
 
     def description(self, run: TaskRun, view: str = "", allocate: Allocator | None = None) -> Description:
         """All of a task that is not a tensor: a delta in a view, or the base's own task; `allocate` if not ours."""
@@ -105,8 +148,9 @@ class TaskSetup:
         for wrong in (n for n in map(str, names or ()) if not is_encodable(n)):
             raise TaskError(f"{name}: the class name {wrong!r} cannot be written to a file: half of a surrogate pair")
         classes = len(names) if classes is None and names is not None else classes
-        train, classes = self._prepared(name, "train", arguments.train, classes)
-        val = None if arguments.val is None else self._prepared(name, "val", arguments.val, classes)[0]
+        identify = self.store is not None and arguments.data_key is None
+        train, classes = self._prepared(name, "train", arguments.train, classes, identify)
+        val = None if arguments.val is None else self._prepared(name, "val", arguments.val, classes, identify)[0]
         if names is not None and len(names) != classes:
             raise TaskError(f"{name}: {len(names)} class names for {classes} classes; give one for each")
         if self.body.has_batch_norm:
@@ -115,7 +159,7 @@ class TaskSetup:
             refuse_batch_of_one(val, self.recipe.batch, f"{name}: val")
         return TaskData(train, val, classes, None if names is None else tuple(map(str, names)), arguments.augment)
 
-    def _prepared(self, name: str, part: str, source: Source, classes: int | None) -> tuple[Data, int]:
+    def _prepared(self, name: str, part: str, source: Source, classes: int | None, identify: bool) -> tuple[Data, int]:
         return prepare(
             source,
             name=f"{name}: {part}",
@@ -125,4 +169,5 @@ class TaskSetup:
             shuffle=self.recipe.shuffle,
             channels_last=self.body.channels_last,
             drop_last=self.recipe.drop_last and part == "train",
+            identify=identify,
         )

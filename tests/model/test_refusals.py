@@ -54,7 +54,11 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "loader with a remainder of one": ({"train": loader(X[:13], Y[:13], 4)}, BatchOfOneError, r"drop_last=True"),
     "loader of single examples": ({"train": loader(X, Y, 1)}, BatchOfOneError, r"two or more"),
     "inputs of another shape": ({"train": (X[:, :2], Y)}, ModelError, r"fails on inputs of shape .*check the inputs"),
-    "inputs of another type": ({"train": (X.double(), Y)}, ModelError, r"type torch\.float64.*check the inputs"),
+    "inputs of another type": (
+        {"train": (X.double(), Y)},
+        DataError,
+        r"train: the inputs are torch\.float64.*x\.to\(torch\.float32\)",
+    ),
 }
 
 

@@ -207,7 +207,13 @@ def test_functions_are_told_by_name_without_their_address() -> None:
     assert describe(Own()) == f"{here}.Own"
     assert describe(lambda x, generator: x) == f"{here}.<lambda>"
     assert describe(Own().__call__) == f"{here}.Own.__call__"
-    assert describe(functools.partial(Own())) == "functools.partial"
+    assert describe(functools.partial(dict, 1, size=0.5)) == {
+        "type": "functools.partial",
+        "function": "builtins.dict",
+        "arguments": [1],
+        "keywords": {"size": 0.5},
+    }
+    assert describe(functools.partial(dict, torch.zeros(3)))["arguments"] == ["Tensor of torch.float32, shape (3,)"]
 
 
 BAD: dict[str, tuple[Callable[[Tensor, Generator], Any], str]] = {

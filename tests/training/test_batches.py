@@ -214,7 +214,7 @@ def test_bad_data_are_refused_with_what_is_wrong(case: str) -> None:
 @pytest.mark.parametrize("source", [(X, Y), DataLoader(TensorDataset(X, Y), batch_size=3)])
 def test_a_label_that_does_not_fit_the_number_of_classes_names_the_remedy(source: Any) -> None:
     with pytest.raises(LabelError, match=r"label 2 does not fit classes=2.*pass classes=3"):
-        ready(source, classes=2)
+        prepare(source, name="birds: train", device=CPU, batch=4, classes=2, identify=True)
 
 
 def test_a_loader_that_changes_between_passes_is_checked_again() -> None:

@@ -77,19 +77,29 @@ class Budget:
     def allocate(self, options: Mapping[str, LayerOptions], costs: TaskCosts, base: Size) -> Allocation:
         """Choose ranks so that fixed part, scales and components stay within the bound."""
         limit = self.limit(base)
+        room = limit - self._smallest(costs, {name: layer.scales for name, layer in options.items()}, base)
+        if costs.file_bytes is None or not self.in_bytes:
+            return _chosen(options, room)
+        return self._exactly(options, room, limit, costs.file_bytes)
+
+    def check_smallest(self, costs: TaskCosts, scales: Mapping[str, Size], base: Size) -> None:
+        """Refuse a task that is larger than the bound without a component, before it is trained."""
+        self._smallest(costs, {name: self.price(size) for name, size in scales.items()}, base)
+
+    def _smallest(self, costs: TaskCosts, scales: Mapping[str, int], base: Size) -> int:
+        """The price of a task without a component, or `BudgetTooSmall`."""
+        limit = self.limit(base)
         parts = [(self.price(Size(part.parameters, part.bytes)), part.name) for part in costs.fixed]
-        parts += [(layer.scales, f"scales of {name}") for name, layer in options.items()]
+        parts += [(price, f"scales of {name}") for name, price in scales.items()]
         exact = costs.file_bytes if self.in_bytes else None
         if exact is not None:
-            empty = exact(dict.fromkeys(options, 0), self)
+            empty = exact(dict.fromkeys(scales, 0), self)
             parts.append((empty - sum(size for size, _ in parts), "file header"))
-        minimum = sum(size for size, _ in parts)
-        if minimum > limit:
-            enough = minimum if exact is None else smallest_bytes(exact, options)
+        smallest = sum(size for size, _ in parts)
+        if smallest > limit:
+            enough = smallest if exact is None else smallest_bytes(exact, scales)
             raise self._too_small(enough, limit, parts, base)
-        if exact is None:
-            return _chosen(options, limit - minimum)
-        return self._exactly(options, limit - minimum, limit, exact)
+        return smallest
 
     def _exactly(self, options: Mapping[str, LayerOptions], room: int, limit: int, exact: FileBytes) -> Allocation:
         """Spend the room so that the exact size of the file stays within the limit, and nothing more would fit.

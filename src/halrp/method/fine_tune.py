@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from halrp import seeding
 from halrp.checks import is_whole
 from halrp.method.method import Halrp
 from halrp.method.start import Start
@@ -81,7 +82,13 @@ def _lowest_validation_loss(trainings: Sequence[Training], trial: float, val: Da
             return int(choice)
         run.checkpoints.reject("choice", f"its choice is {choice!r} of {len(trainings)} views")
     epochs, recipe = max(1, round(trial * trainings[0].epochs)), run.recipe
-    losses = [evaluate(t.run(epochs).module, val, recipe.batch, recipe.autocast)[0] for t in trainings]
+    losses = []
+    for training in trainings:
+        module = training.run(epochs).module
+        with seeding.isolated(
+            *run.seed_key, "choice", device=next(module.parameters()).device
+        ):  # a loader may draw its order
+            losses.append(evaluate(module, val, recipe.batch, recipe.autocast)[0])
     best = losses.index(min(losses))
     if run.checkpoints is not None:
         run.checkpoints.save("choice", {}, {"best": best})

@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -138,6 +138,14 @@ class Allocator(Protocol):
     def check(self, task: Size, base: Size, late: Sequence[str], /) -> None:
         """Raise if a learned task is too large; `late` are buffers that fine-tuning was the first to change."""
         return
+
+
+@runtime_checkable
+class EarlyCheck(Protocol):
+    """An allocator that can tell before a task is trained that it will be too large. An allocator need not."""
+
+    def check_smallest(self, costs: TaskCosts, scales: Mapping[str, Size], base: Size, /) -> None:
+        """Raise if a task is too large without a component; `scales` are the sizes of r and s of each weight."""
 
 
 class Compression(Protocol):

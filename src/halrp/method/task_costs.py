@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping
 
 from torch import Tensor
 
@@ -11,7 +12,7 @@ from halrp.model.codec import Precision
 from halrp.model.costs import weight_costs
 from halrp.model.description import Description
 from halrp.model.file_size import planned_bytes
-from halrp.model.layout import Layout
+from halrp.model.layout import Layout, Slot
 
 
 def task_costs(
@@ -21,19 +22,35 @@ def task_costs(
 
     `described` gives the task's description for an allocation: a budget is part of its provenance.
     """
+    return _costs(layout, {name: tuple(tensor.shape) for name, tensor in owned.items()}, described, precision)
 
+
+def foreseen_costs(
+    layout: Layout,
+    buffers: Collection[str],
+    classes: int,
+    described: Callable[[Allocator], Description],
+    precision: Precision,
+) -> TaskCosts:
+    """The costs of a task before it is trained, which will own these `buffers` and a head of that many classes."""
+    owned = {s.name: s.shape_in(classes) for s in layout.slots if s.kind == "owned" or s.name in buffers}
+    return _costs(layout, owned, described, precision)
+
+
+def _costs(
+    layout: Layout,
+    owned: Mapping[str, tuple[int, ...]],
+    described: Callable[[Allocator], Description],
+    precision: Precision,
+) -> TaskCosts:
     def file_bytes(ranks: Mapping[str, int], allocation: Allocator) -> int:
         return planned_bytes(described(allocation), layout, ranks, owned.keys())
 
-    return TaskCosts(fixed_costs(layout, owned, precision), file_bytes)
+    return TaskCosts([_fixed_cost(layout.by_name[n], shape, precision) for n, shape in owned.items()], file_bytes)
 
 
-def fixed_costs(layout: Layout, owned: Mapping[str, Tensor], precision: Precision) -> list[FixedCost]:
-    """What owned tensors cost; small weights are written in the task's precision."""
-    costs = []
-    for name, tensor in owned.items():
-        size = tensor.numel() * tensor.element_size()
-        if layout.by_name[name].encoded:
-            size = weight_costs(tensor.shape, 0, precision, tensor.element_size()).dense.bytes
-        costs.append(FixedCost(name, tensor.numel(), size))
-    return costs
+def _fixed_cost(slot: Slot, shape: tuple[int, ...], precision: Precision) -> FixedCost:
+    """What an owned tensor costs; small weights are written in the task's precision."""
+    entries = math.prod(shape)
+    encoded = weight_costs(shape, 0, precision, slot.itemsize).dense.bytes if slot.encoded else entries * slot.itemsize
+    return FixedCost(slot.name, entries, encoded)

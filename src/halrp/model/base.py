@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from halrp import seeding
-from halrp.errors import HeadError, ModelError
+from halrp.errors import DataError, HeadError, ModelError
 from halrp.model import copy_on_write, views
 from halrp.model.delta import Delta
 from halrp.model.factors import Factors
@@ -186,6 +186,12 @@ def check_outputs(net: nn.Module, x: Tensor, classes: int, head: str, task: str)
         with evaluating(net), torch.no_grad():
             logits = net(x)
     except (RuntimeError, IndexError) as error:
+        types = sorted({str(p.dtype) for p in net.parameters() if p.is_floating_point()})
+        if x.is_floating_point() and types and str(x.dtype) not in types:
+            raise DataError(
+                f"{task}: the inputs are {x.dtype}, the model computes in {' and '.join(types)} ({error}); "
+                f"convert them, such as x.to({types[0]})"
+            ) from error
         raise ModelError(
             f"{task}: with a head of {classes} classes at {head!r} the model fails on inputs of shape "
             f"{tuple(x.shape)} and type {x.dtype} ({error}); check the inputs, and that {head!r} is the "

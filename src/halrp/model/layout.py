@@ -66,6 +66,11 @@ class Slot(NamedTuple):
         """Whether a full copy is written in the task's precision, as a matrix."""
         return self.kind == "adapted" or (self.kind == "owned" and self.role == "weight" and len(self.shape) > 1)
 
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an entry."""
+        return DTYPES[self.dtype].itemsize
+
     def shape_in(self, classes: int) -> tuple[int, ...]:
         """The shape in a task with a number of classes."""
         return (classes, *self.shape[1:]) if self.role == "head" and self.kind == "owned" else self.shape

@@ -19,7 +19,7 @@ from halrp.errors import HeadError, ModelError
 from halrp.model.layers.head import find_head
 from halrp.model.layers.registry import Decision, Kind, Role, family_for
 
-__all__ = ["Kind", "ParameterPlan", "Plan", "Problem", "Role", "aliases", "examine", "plan"]
+__all__ = ["Kind", "ParameterPlan", "Plan", "Problem", "Role", "aliases", "examine", "plan", "trained_buffers"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,11 @@ def plan(model: nn.Module, head: str | None = None) -> Plan:
     planned, problems = examine(model, head)
     if problems:
         raise problems[0].error
+    without = next(
+        (name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta), None
+    )
+    if without is not None:
+        raise ModelError(f"{without}: it is on the meta device and has no values; build the model on a real device")
     return planned
 
 
@@ -106,6 +111,7 @@ def examine(model: nn.Module, head: str | None = None) -> tuple[Plan, list[Probl
         for name, buffer in model.named_buffers()
         if buffer.dtype == torch.complex128
     ]
+    problems += _devices(model)
     names = aliases(model.named_parameters(remove_duplicate=False))
     owners = dict(model.named_modules(remove_duplicate=False))
     planned = {}
@@ -121,6 +127,13 @@ def examine(model: nn.Module, head: str | None = None) -> tuple[Plan, list[Probl
         )
         problems.append(Problem((), nothing))
     return Plan(head, planned), problems
+
+
+def trained_buffers(model: nn.Module) -> frozenset[str]:
+    """The buffers that training changes, as the rules of their layers declare: running statistics."""
+    owners = dict(model.named_modules())
+    split = ((name, *name.rpartition(".")[::2]) for name, _ in model.named_buffers())
+    return frozenset(name for name, path, leaf in split if leaf in family_for(owners[path]).trained_buffers)
 
 
 def _plan_parameter(
@@ -179,6 +192,15 @@ def aliases(named: Iterable[tuple[str, Tensor]]) -> dict[str, tuple[str, ...]]:
     for name, tensor in named:
         names.setdefault(id(tensor), []).append(name)
     return {all_names[0]: tuple(all_names) for all_names in names.values()}
+
+
+def _devices(model: nn.Module) -> list[Problem]:
+    """Find a model that lies on several devices: its layers would meet tensors of another one."""
+    first = {str(t.device): name for name, t in (*model.named_buffers(), *model.named_parameters()) if not is_lazy(t)}
+    if len(first) < 2:
+        return []
+    where = " and ".join(f"{name} on {device}" for device, name in sorted(first.items())[:2])
+    return [Problem((), ModelError(f"the model lies on several devices, {where}; move it to one: model.to(device)"))]
 
 
 def _overlaps(parameters: Mapping[str, Tensor]) -> list[Problem]:

@@ -5,11 +5,14 @@ The only file that knows the loss, the score and the labels of a task; training,
 
 from __future__ import annotations
 
+import operator
+from typing import Any
+
 import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own convention)
 from torch import Tensor
 
-from halrp.errors import LabelError
+from halrp.errors import LabelError, SettingError
 
 
 def loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -33,17 +36,37 @@ def check_labels(labels: Tensor, classes: int | None, name: str) -> None:
         raise LabelError(
             f"{name}: labels must be a 1-D tensor of class indices, got {labels.dtype} of shape {tuple(labels.shape)}"
         )
+    labels = labels.long()
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or (classes is not None and high >= classes):
         limit = "…" if classes is None else str(classes - 1)
         raise LabelError(f"{name}: labels run from {low} to {high}, but must lie in 0 … {limit}")
 
 
-def class_count(highest: int, classes: int | None, name: str) -> int:
-    """The number of classes of data whose highest label is known: as given, or the highest label plus one."""
+def given_classes(classes: Any, name: str) -> int:
+    """The number of classes that a user gives, or an error if it is none."""
+    try:
+        count = operator.index(classes)
+    except TypeError:
+        count = 0
+    if isinstance(classes, bool) or count < 1:
+        raise SettingError(f"{name}: classes={classes!r} is no number of classes; give a whole number of at least 1")
+    return count
+
+
+def class_count(present: Tensor, classes: int | None, name: str) -> int:
+    """The number of classes of data with these labels, distinct and in order: as given, or all of 0 … n−1."""
+    highest = int(present[-1])
     if classes is None:
+        if len(present) <= highest:
+            gap = int((present != torch.arange(len(present), device=present.device)).nonzero()[0])
+            raise LabelError(
+                f"{name}: labels run up to {highest}, but {highest + 1 - len(present)} of 0 … {highest} never occur, "
+                f"the first of them {gap}; pass classes={highest + 1} if the task has that many classes, or re-map the "
+                f"labels to 0 … {len(present) - 1}"
+            )
         return highest + 1
-    if classes < 1 or highest >= classes:
+    if highest >= classes:
         raise LabelError(
             f"{name}: label {highest} does not fit classes={classes}; "
             f"labels must lie in 0 … {classes - 1}, so pass classes={highest + 1} or re-map them"

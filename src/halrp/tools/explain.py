@@ -28,9 +28,8 @@ from halrp.model.codec import PRECISIONS, Precision
 from halrp.model.costs import weight_costs
 from halrp.model.description import Description
 from halrp.model.file_size import planned_bytes
-from halrp.model.layers.registry import family_for
 from halrp.model.layout import Layout
-from halrp.model.plan import ParameterPlan, Plan, Problem, Role, examine
+from halrp.model.plan import ParameterPlan, Plan, Problem, Role, examine, trained_buffers
 from halrp.model.wrappers import unwrapped
 from halrp.provenance import describe
 from halrp.text import printable
@@ -218,13 +217,12 @@ def _row(parameter: ParameterPlan, element: int, precision: Precision) -> Row:
 
 
 def _buffer_rows(model: nn.Module, plan: Plan) -> Iterable[Row]:
-    owners = dict(model.named_modules())
+    owners, trained = dict(model.named_modules()), trained_buffers(model)
     for name, buffer in model.named_buffers():
         if is_lazy(buffer):
             continue  # its layer's parameters are refused already
-        path, _, leaf = name.rpartition(".")
-        owner, shape, entries = owners[path], tuple(buffer.shape), buffer.numel()
-        if leaf in family_for(owner).trained_buffers:
+        owner, shape, entries = owners[name.rpartition(".")[0]], tuple(buffer.shape), buffer.numel()
+        if name in trained:
             why = f"statistics of {type(owner).__name__}: training changes them"
             yield Row(name, "owned", why, plan.role(name), shape, entries, fixed_bytes=entries * buffer.element_size())
         else:

@@ -19,6 +19,7 @@ from halrp import seeding
 from halrp.errors import BatchOfOneError, DataError, SettingError
 from halrp.model.inference import batch_sizes
 from halrp.objectives import classification
+from halrp.training.loader_scan import foreseen_sizes, is_repeatable, scan
 
 Source: TypeAlias = "tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]"
 Augment: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
@@ -106,8 +107,10 @@ class Loaded:
     device: torch.device
     classes: int
     sizes: tuple[int, ...]
-    """Examples in each batch of a first pass."""
+    """Examples in each batch."""
     channels_last: bool = False
+    content: str = ""
+    """A hash of the examples, if they were read before."""
 
     @property
     def examples(self) -> int:
@@ -119,8 +122,8 @@ class Loaded:
         return len(self.sizes)
 
     def identity(self) -> str:
-        """The sizes of the batches; what is in them may be different in every pass."""
-        return repr(self.sizes)
+        """The sizes of the batches, and a hash of what was in them when they were first read."""
+        return f"{self.sizes} {self.content}"
 
     def batches(self, batch: int, shuffle: torch.Generator | None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the loader's own batches, checked where they lie and then moved to the device."""
@@ -150,12 +153,16 @@ def prepare(
     shuffle: bool = True,
     channels_last: bool = False,
     drop_last: bool = False,
+    identify: bool = False,
 ) -> tuple[Data, int]:
     """Check a task's data and return it in uniform shape with its number of classes.
 
-    `name` names the data in errors (for example `"birds: train"`). Without `classes`, it is the largest label plus
-    one, found by reading the labels once. `drop_last` leaves out the incomplete last batch of a `Dataset`.
+    `name` names the data in errors (for example `"birds: train"`). Without `classes` the labels must be 0 … n−1 and
+    occur all. `drop_last` leaves out the incomplete last batch of a `Dataset`. A loader is read once before training if
+    that shows something: its labels without `classes`, its content with `identify`, or sizes that nothing else tells.
     """
+    if classes is not None:
+        classes = classification.given_classes(classes, name)
     if type(source) is TensorDataset and len(source.tensors) == 2:  # a subclass may transform what it yields
         source = (source.tensors[0], source.tensors[1])
     if isinstance(source, list) and all(isinstance(part, Tensor) for part in source):
@@ -175,9 +182,15 @@ def prepare(
             f"{name}: cannot read data of type {type(source).__name__}; "
             "pass (x, y) tensors, a Dataset with a length, or a DataLoader"
         )
-    sizes, highest = _scan(loader, name)
-    classes = classification.class_count(highest, classes, name)
-    return Loaded(loader, device, classes, sizes, channels_last), classes
+    sizes, content = foreseen_sizes(loader), ""
+    if sizes is None or classes is None or identify:
+        sizes, labels, content = scan(_checked(loader, name), is_repeatable(loader))
+        if not sizes:
+            raise DataError(f"{name}: the loader yields no example; a task needs at least one")
+        classes = classification.class_count(labels, classes, name)
+    elif not sizes:
+        raise DataError(f"{name}: the loader yields no batch; a task needs at least one example")
+    return Loaded(loader, device, classes, sizes, channels_last, content), classes
 
 
 def _in_memory(
@@ -188,7 +201,7 @@ def _in_memory(
         raise DataError(f"{name}: the task is empty; a task needs at least one example")
     _check_inputs(x, name)
     classification.check_labels(y, None, name)
-    classes = classification.class_count(int(y.max()), classes, name)
+    classes = classification.class_count(y.long().unique(), classes, name)
     channels_last = channels_last and x.dim() == 4
     x = x.to(device)
     if channels_last:
@@ -205,6 +218,8 @@ def _pair(item: object, name: str) -> tuple[Tensor, Tensor]:
             f"{name}: x and y must be tensors, got {type(x).__name__} and {type(y).__name__}; "
             "convert arrays with torch.as_tensor"
         )
+    if x.is_meta or y.is_meta:
+        raise DataError(f"{name}: x or y is on the meta device and has no values; pass data that does")
     if x.dim() == 0 or y.dim() == 0:
         raise DataError(f"{name}: x and y need a first dimension of examples, got a single number")
     if x.shape[0] != y.shape[0]:
@@ -218,19 +233,14 @@ def _check_inputs(x: Tensor, name: str) -> None:
         raise DataError(f"{name}: {bad} of {x.shape[0]} inputs hold NaN or infinity; clean or drop them")
 
 
-def _scan(loader: DataLoader[Any], name: str) -> tuple[tuple[int, ...], int]:
-    """Read a loader once for the sizes of its batches and its highest label."""
-    sizes, highest = [], -1
+def _checked(loader: DataLoader[Any], name: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches of a loader that have examples, checked."""
     for item in loader:
         x, y = _pair(item, name)
         if y.shape[0]:
             _check_inputs(x, name)
             classification.check_labels(y, None, name)
-            highest = max(highest, int(y.max()))
-            sizes.append(y.shape[0])
-    if not sizes:
-        raise DataError(f"{name}: the loader yields no example; a task needs at least one")
-    return tuple(sizes), highest
+            yield x, y
 
 
 def refuse_no_batch(examples: int, batch: int, name: str) -> None:
