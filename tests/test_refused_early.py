@@ -73,9 +73,9 @@ def test_the_smallest_budget_of_the_error_suffices_and_is_what_explain_says(kind
     data, name = tiny_task(kind), "n" * 40
     with pytest.raises(BudgetTooSmall) as refused:
         Learner(net(kind), method=Halrp.budget(10), base="given").learn(name, data, val=data)
-    said = re.search(r"raise it to at least ([\d,]+), use", str(refused.value))
-    assert said is not None
-    smallest = int(said[1].replace(",", ""))
+    named = re.search(r"raise it to at least ([\d,]+), use", str(refused.value))
+    assert named is not None
+    smallest = int(named[1].replace(",", ""))
     assert smallest == explain(net(kind), precision="int8").fixed_bytes
     with pytest.raises(BudgetTooSmall):
         Learner(net(kind), method=Halrp.budget(smallest - 1), base="given").learn(name, data, val=data)
