@@ -199,7 +199,7 @@ def test_an_interrupt_while_the_base_is_committed_leaves_no_base(monkeypatch: py
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({"recipe": Recipe(epochs=2, batch=8, lr=1e20)}, DivergedError),
+        ({"recipe": Recipe(epochs=2, batch=8, lr=1e20), "method": ROOMY}, DivergedError),
         ({"recipe": FAST, "method": Halrp.budget(10)}, BudgetTooSmall),
     ],
 )
