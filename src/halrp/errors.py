@@ -101,3 +101,7 @@ class DamagedTaskWarning(UserWarning):
 
 class CheckpointWarning(UserWarning):
     """A checkpoint cannot be used, so that a task starts again instead of being resumed."""
+
+
+class RunStateWarning(CheckpointWarning):
+    """The state of an interrupted run of the laboratory cannot be used, so that its cell starts again."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from halrp.errors import DamagedError, FormatError, StoreError, WriteError
+from halrp.errors import DamagedError, FormatError, RunStateWarning, StoreError, WriteError
 from halrp.lab import streams
 from halrp.lab.methods import Method, State
 from halrp.lab.methods.ewc import ElasticWeights
@@ -95,7 +95,7 @@ def resumed(case: Interrupted, folder: Path, content: bytes) -> runner.Record:
 
 def assert_set_aside(case: Interrupted, folder: Path, content: bytes, reason: str) -> None:
     """The cell starts again with a warning, ends with its record, and the content is still there."""
-    with pytest.warns(UserWarning, match=reason):
+    with pytest.warns(RunStateWarning, match=reason):
         assert resumed(case, folder, content) == case.record
     names = {path.name for path in folder.iterdir()}
     assert names == {f"{case.cell.name}.json", f"{case.cell.name}.unfinished{SET_ASIDE}"}
@@ -223,7 +223,7 @@ def test_a_state_of_other_examples_is_set_aside(
 
     monkeypatch.setattr(streams.Stream, "__getitem__", corrected)
     whole = runner.without_times(runner.execute(ewc.cell, tmp_path / "whole"))
-    with pytest.warns(UserWarning, match="of other data: the examples of .* are not those that were learned"):
+    with pytest.warns(RunStateWarning, match="of other data: the examples of .* are not those that were learned"):
         assert resumed(ewc, tmp_path / "run", ewc.content) == whole
     assert whole != ewc.record
 
@@ -270,7 +270,7 @@ def test_a_state_that_cannot_be_set_aside_is_a_typed_error(ewc: Interrupted, tmp
 def test_what_is_no_file_is_set_aside(kind: str, ewc: Interrupted, tmp_path: Path) -> None:
     path = RunState(tmp_path, ewc.cell).path
     path.mkdir() if kind == "folder" else path.symlink_to(tmp_path / "nothing")
-    with pytest.warns(UserWarning, match="missing or not a file"):
+    with pytest.warns(RunStateWarning, match="missing or not a file"):
         assert runner.without_times(runner.execute(ewc.cell, tmp_path)) == ewc.record
     assert os.path.lexists(tmp_path / f"{path.name}{SET_ASIDE}")
 

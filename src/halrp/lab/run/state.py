@@ -22,7 +22,7 @@ import safetensors.torch
 import torch
 
 from halrp import __version__
-from halrp.errors import HalrpError, WriteError
+from halrp.errors import HalrpError, RunStateWarning, WriteError
 from halrp.lab import methods, streams
 from halrp.lab.methods.comparison import deserialised, same_state, serialised
 from halrp.lab.records import state_file
@@ -124,7 +124,9 @@ class RunState:
             ) from error
         shutil.rmtree(self.checkpoints, ignore_errors=True)
         warnings.warn(
-            f"{self.path.name} is {reason}; it was renamed to {aside.name}, and the cell starts again", stacklevel=2
+            f"{self.path.name} is {reason}; it was renamed to {aside.name}, and the cell starts again",
+            RunStateWarning,
+            stacklevel=2,
         )
 
     def delete(self) -> None:
