@@ -17,8 +17,9 @@ from halrp.errors import CheckpointWarning, DamagedError, HalrpError, SettingErr
 from halrp.lab.data import download, transfer
 from halrp.lab.data.sources import File
 from halrp.lab.presets import sweep_file
-from halrp.lab.records import loading, schema
+from halrp.lab.records import loading, schema, state_file
 from halrp.lab.report import script_library
+from halrp.lab.run import sweep
 from halrp.training.checkpoint import Checkpoints
 
 SIZE = 8 << 30
@@ -115,3 +116,25 @@ def test_a_file_of_a_store_is_refused_though_its_manifest_allows_it(part: str, t
     sparse(path)
     with little_memory(), pytest.raises(DamagedError, match=f"{SIZE:,} bytes, more than the"):
         Learner.load(tmp_path, model())
+
+
+def test_the_state_of_a_run_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.unfinished"
+    monkeypatch.setattr(state_file, "LARGEST", SIZE - 1)
+    with open(path, "wb") as file:
+        file.write(state_file._first_line(SIZE, "0" * 64))
+        file.truncate(SIZE + file.tell())
+    with little_memory(), pytest.raises(DamagedError, match=f"{SIZE:,} bytes, more than the"):
+        state_file.read(path)
+
+
+def test_a_value_that_is_no_toml_is_text() -> None:
+    for text in ("[" * 8000, "9" * 5000):
+        assert sweep.value_of(text) == text
+
+
+@pytest.mark.parametrize("text", ["x = " + "[" * 8000, f"x = {'9' * 5000}", "x." * 30_000 + "x = 1"])
+def test_a_sweep_file_that_no_parser_ends_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(SettingError, match=r"mine\.toml"):
+        sweep_file.read(tmp_path / "mine.toml")

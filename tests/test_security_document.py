@@ -10,7 +10,7 @@ import pytest
 from halrp.lab.data import archives, cache, transfer, xz
 from halrp.lab.data.download import RetryPolicy
 from halrp.lab.presets import sweep_file
-from halrp.lab.records import schema
+from halrp.lab.records import schema, state_file
 from halrp.lab.report import script_library
 from halrp.store import atomic, manifest, signing
 
@@ -26,7 +26,8 @@ MIB = 1 << 20
         ("manifest, layout", (f"{manifest.LARGEST // MIB} MiB", f"{manifest.MOST_FILES:,} files")),
         ("base, task", (f"{atomic.LARGEST >> 30} GiB", "four times")),
         ("record", (f"{schema.LARGEST // MIB} MiB",)),
-        ("sweep file", (f"{sweep_file.LARGEST // MIB} MiB",)),
+        ("state of an interrupted run", (f"{state_file.LARGEST >> 30} GiB",)),
+        ("sweep file", (f"{sweep_file.LARGEST >> 10} KiB", f"{sweep_file.LONGEST:,} characters")),
         ("key, signature", (f"{signing.LARGEST >> 10} KiB",)),
         ("archive or other file of a data set", (f"{archives.LARGEST_TOTAL >> 30} GiB",)),
         ("member of an archive, compressed file, MATLAB file", (f"{archives.LARGEST_MEMBER // MIB} MiB",)),

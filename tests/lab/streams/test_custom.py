@@ -409,6 +409,8 @@ def test_folders_that_are_no_stream_are_refused_by_name(tmp_path: Path) -> None:
     whole = (tmp_path / "mine" / "red" / "0.png").read_bytes()
     (empty / "cut.png").write_bytes(whole[: len(whole) // 2])
     refused(DataDamaged, "cut.png cannot be read")
+    Image.new("RGB", (4, 4)).save(empty / "cut.png", format="EPS")  # which Pillow would hand to an interpreter
+    refused(DataDamaged, "cut.png cannot be read")
 
 
 def test_a_class_without_test_pictures_is_refused(tmp_path: Path) -> None:

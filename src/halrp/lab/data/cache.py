@@ -109,7 +109,7 @@ def _cached_checksum(root: Path, files: Sequence[Path]) -> str | None:
         entry = json.loads(safe.read(_checksum_file(root, files), LARGEST_NOTE))
         if entry["stamps"] == _digest(_stamps(files)):
             return str(entry["fingerprint"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     return None
 
@@ -131,7 +131,7 @@ def _cached(folder: Path) -> Decoded | None:
     except FileNotFoundError:
         if not folder.exists():
             return None
-    except (OSError, ValueError, EOFError):
+    except (OSError, ValueError, EOFError, RecursionError):
         pass
     shutil.rmtree(folder, ignore_errors=True)
     return None

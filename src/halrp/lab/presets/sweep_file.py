@@ -50,8 +50,10 @@ from halrp.lab import presets
 from halrp.lab.names import check_name
 from halrp.store import atomic
 
-LARGEST = 1 << 20
-"""Limit on the bytes of a sweep file."""
+LARGEST = 64 << 10
+"""Limit on the bytes of a sweep file; presets have 2 KB."""
+LONGEST = 8192
+"""Limit on the characters of a line: the parser's time grows with the square of a key's dots."""
 TABLES = ("settings", "recipe", "network")
 NOT_LAYERS = ("about", "include", "cells")
 """Entries of a file that are not of a cell."""
@@ -102,9 +104,11 @@ def _read_alone(name: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
             raise SettingError(f"the sweep {path} cannot be read: {error}") from error
     else:
         content = presets.text(text)
+    if any(len(line) > LONGEST for line in content.splitlines()):
+        raise SettingError(f"the sweep {text} has a line of more than {LONGEST:,} characters; break it into several")
     try:
         return text, tomllib.loads(content)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # the latter for brackets in brackets without an end
         raise SettingError(f"the sweep {text} is not TOML: {error}") from error
 
 

@@ -23,6 +23,8 @@ FORMAT = 2
 _LABEL = b"halrp run state"
 _FIRST_LINE = 200
 """Bytes that the first line may have."""
+LARGEST = 16 << 30
+"""Limit on the bytes of a state: it may hold a network for every task."""
 _CHUNK = 1 << 20
 
 Json = dict[str, Any]
@@ -72,6 +74,10 @@ def read(path: str | os.PathLike[str], tensors: bool = True) -> Saved:
         raise type(error)(f"{path} is {error}") from error
     except OSError as error:
         raise DamagedError(f"{path} cannot be read: {error.strerror or error}") from error
+    except MemoryError as error:
+        raise DamagedError(
+            f"{path} cannot be read: there is no memory for its {path.stat().st_size:,} bytes"
+        ) from error
 
 
 def _read(file: BinaryIO, tensors: bool) -> Saved:
@@ -82,6 +88,8 @@ def _read(file: BinaryIO, tensors: bool) -> Saved:
     if rest != str(FORMAT).encode():
         raise FormatError(f"a state of format {rest.decode('ascii', 'replace')!r}; this version reads format {FORMAT}")
     length = os.fstat(file.fileno()).st_size - len(first)
+    if length > LARGEST:
+        raise DamagedError(f"not the state of a run: it has {length:,} bytes, more than the {LARGEST:,} it may have")
     if not first.startswith(_first_line(length, "")[:-1]):
         raise DamagedError("not complete: its length is not the one it was written with")
     if first != _first_line(length, _checksum(file)):

@@ -61,7 +61,7 @@ def value_of(text: str) -> Any:
         return None
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # not TOML, a number of thousands of digits, or brackets without an end
         return text
 
 

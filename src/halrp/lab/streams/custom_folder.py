@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from halrp.lab.data import DataDamaged, DataMissing, Images
 from halrp.lab.data.image_files import strict
 
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""What a picture may be, whatever its ending: Pillow reads others with programs of the system."""
 PICTURES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 IGNORED = frozenset({"Thumbs.db", "desktop.ini"})
 """Files that file managers leave behind; hidden files are ignored as well."""
@@ -99,7 +101,7 @@ def _read_picture(file: Path, size: int, grey: bool) -> NDArray[np.uint8]:
 
     bombs = Image.DecompressionBombError, Image.DecompressionBombWarning
     try:
-        with strict(), Image.open(file) as opened:
+        with strict(), Image.open(file, formats=FORMATS) as opened:
             if opened.mode[0] in "IF":
                 raise ValueError(f"mode {opened.mode} has more than 8 bits per channel")
             picture = ImageOps.exif_transpose(opened).convert("L" if grey else "RGB")
