@@ -24,7 +24,8 @@ from halrp.method.method import Halrp
 from halrp.method.start import low_rank_start
 from halrp.method.task_costs import task_costs
 from halrp.model import views
-from halrp.model.base import Base, check_outputs
+from halrp.model.base import Base
+from halrp.model.commit_check import CommitCheck
 from halrp.model.delta import Delta
 from halrp.model.plan import plan
 from halrp.model.precision import run_in
@@ -203,12 +204,15 @@ class Learner:
     def _learn_base(self, setup: TaskSetup, run: TaskRun) -> Delta:
         """Train the model freely on the first task; the result is the base."""
         initial, plan = setup.body, setup.body.plan
-        net = self._new_net(initial, run)
+        net, check = self._new_net(setup, run)
         adapted = plan.named("adapted")
-        weights = [parameter for n, parameter in net.named_parameters() if n in adapted]
+        weights = {n: parameter for n, parameter in net.named_parameters() if n in adapted}
         others = [p for n, p in net.named_parameters() if n not in adapted and p.requires_grad]
-        groups = [Group(weights, l2=self.method.base_l2), Group(others)]
-        run.training("base", net, groups, self.recipe.epochs).run()
+        groups = [Group(list(weights.values()), l2=self.method.base_l2), Group(others)]
+        training = run.training("base", net, groups, self.recipe.epochs).run(1)
+        check.gradients(weights, training.without_gradient)
+        training.run()
+        check.base(initial, net)
         base = Base(net, plan, initial.channels_last, initial)
         delta = Delta.pack(setup.description(run), base.layout, {}, {})
         self._committed.commit(base, {run.task: delta})
@@ -219,12 +223,13 @@ class Learner:
         """Algorithm 1: from a task's data to a committed delta on the base."""
         base, method, data, name = setup.body, setup.method, run.data, run.task
         # Warm up: train a copy of the base freely, to see where the task wants to go.
-        net = self._new_net(base, run)
+        net, check = self._new_net(setup, run)
         everything = Group([parameter for parameter in net.parameters() if parameter.requires_grad])
-        run.training("warm-up", net, [everything], method.warm_up).run()
-        # Importance: what an error in each free weight costs.
         weights = base.adapted_weights()
         free = {n: p for n, p in net.named_parameters() if n in weights}
+        training = run.training("warm-up", net, [everything], method.warm_up).run()
+        check.gradients(free, training.without_gradient if method.warm_up else ())
+        # Importance: what an error in each free weight costs.
         held_out = data.train if data.val is None else data.val
         with seeding.isolated(*run.seed_key, "importance", device=self.device):  # a loader may draw its order
             sensitivity = measure(
@@ -249,6 +254,7 @@ class Learner:
         # Fine-tune what the task owns.
         tuned = fine_tune(base, method, starts, owned, run)
         # Check, compress and commit.
+        check.delta(base, tuned.net, tuned.factors, tuned.owned)
         description = setup.description(run, tuned.view)
         delta = Delta.pack(description, base.layout, tuned.factors, tuned.owned, tuned.start.recovered)
         late = sorted(tuned.owned.keys() - owned.keys() - tuned.start.dense.keys())
@@ -332,14 +338,14 @@ class Learner:
         is_base = committed.base is not None
         return TaskSetup(self.method, self.recipe, self.seed, committed.body, is_base, self.progress, committed.store)
 
-    def _new_net(self, base: Base, run: TaskRun) -> nn.Module:
-        classes = run.data.classes
-        net = base.trainable(classes, *run.seed_key)
-        for part, data in (("train", run.data.train), ("val", run.data.val)):
-            if data is not None:
-                rows = next(iter(data.batches(2, None)))[0][:2]
-                check_outputs(net, rows, classes, self.head, f"{run.task}: {part}")
-        return net
+    def _new_net(self, setup: TaskSetup, run: TaskRun) -> tuple[nn.Module, CommitCheck]:
+        """A network to train, and the check of what training makes of it; a model that cannot pass is refused here."""
+        data, classes = run.data, run.data.classes
+        x = next(iter(data.train.batches(4, None)))[0]
+        val = None if data.val is None else next(iter(data.val.batches(2, None)))[0][:2]
+        check = CommitCheck.of(run.task, classes, x, setup.description(run).autocast)
+        check.before_training(setup.body, val, *run.seed_key)
+        return setup.body.trainable(classes, *run.seed_key), check
 
     def _compressed(self, tasks: dict[str, Delta], newest: str, base_parameters: int) -> dict[str, Delta]:
         """The tasks after the method's compression, which changes committed ones only if it declares that."""

@@ -38,6 +38,8 @@ class FineTuned(NamedTuple):
     factors: Mapping[str, Factors]
     owned: Mapping[str, Tensor]
     """Full tensors: head, biases, norms, dense weights, and the buffers that changed."""
+    net: nn.Module
+    """The network that was fine-tuned."""
 
 
 def fine_tune(
@@ -98,7 +100,7 @@ def _lowest_validation_loss(trainings: Sequence[Training], trial: float, val: Da
 def _result(base: Base, variant: FineTuning) -> FineTuned:
     owned = {n: t.detach() for n, t in variant.owned.items() if isinstance(t, nn.Parameter)}
     factors = {n: f.map(lambda tensor: tensor.detach()) for n, f in variant.factors.items()}
-    return FineTuned(variant.view, variant.start, factors, owned | base.changed_buffers(variant.net))
+    return FineTuned(variant.view, variant.start, factors, owned | base.changed_buffers(variant.net), variant.net)
 
 
 def _parameters(tensors: Iterable[Tensor]) -> list[nn.Parameter]:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from halrp import seeding
-from halrp.errors import DataError, HeadError, ModelError
 from halrp.model import copy_on_write, views
 from halrp.model.delta import Delta
 from halrp.model.factors import Factors
@@ -177,38 +176,6 @@ class Base:
         """Inputs on the base's device, in the memory format in which its convolutions are fastest."""
         x = x.to(self.device)
         return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.dim() == 4 else x
-
-
-def check_outputs(net: nn.Module, x: Tensor, classes: int, head: str, task: str) -> None:
-    """Raise unless a network gives one logit per class and writes to no buffer in evaluation mode."""
-    buffers = [(n, b, b._version) for n, b in net.named_buffers()]
-    try:
-        with evaluating(net), torch.no_grad():
-            logits = net(x)
-    except (RuntimeError, IndexError) as error:
-        types = sorted({str(p.dtype) for p in net.parameters() if p.is_floating_point()})
-        if x.is_floating_point() and types and str(x.dtype) not in types:
-            raise DataError(
-                f"{task}: the inputs are {x.dtype}, the model computes in {' and '.join(types)} ({error}); "
-                f"convert them, such as x.to({types[0]})"
-            ) from error
-        raise ModelError(
-            f"{task}: with a head of {classes} classes at {head!r} the model fails on inputs of shape "
-            f"{tuple(x.shape)} and type {x.dtype} ({error}); check the inputs, and that {head!r} is the "
-            "layer that makes the logits"
-        ) from error
-    written = [n for n, b, version in buffers if b._version != version]
-    if written:
-        raise ModelError(
-            f"{', '.join(written)}: the model writes to this buffer in evaluation mode, so using one task would "
-            "change the others; write to it only if self.training"
-        )
-    got = f"outputs of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
-    if not isinstance(logits, Tensor) or logits.shape != (x.shape[0], classes):
-        raise HeadError(
-            f"{task}: with a head of {classes} classes at {head!r} the model gives {got}, not a tensor of "
-            f"shape {(x.shape[0], classes)}; name the layer that makes the logits with Learner(..., head=...)"
-        )
 
 
 def set_memory_format(net: nn.Module, channels_last: bool) -> nn.Module:

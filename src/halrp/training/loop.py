@@ -127,6 +127,8 @@ class Training:
         )
         self._step = 0
         self._seconds = 0.0
+        self.without_gradient: list[nn.Parameter] = list(self._parameters)
+        """The parameters that no step of this object gave a gradient; none if it resumed a training."""
         if checkpoints is not None:
             self._resume(checkpoints)
 
@@ -185,6 +187,8 @@ class Training:
         for parameter in self._parameters:
             parameter.grad = None
         (loss * recipe.gradient_scale if recipe.gradient_scale != 1.0 else loss).backward()
+        if self.without_gradient:
+            self.without_gradient = [parameter for parameter in self.without_gradient if parameter.grad is None]
         self._add_l1_gradients()
         if hooks.after_backward is not None:
             hooks.after_backward()
@@ -287,3 +291,4 @@ class Training:
         groups = self._optimiser.state_dict()["param_groups"]
         self._optimiser.load_state_dict({"state": moments, "param_groups": groups})
         self.epoch, self._step, self._seconds = position
+        self.without_gradient = []
