@@ -68,7 +68,7 @@ class Late(Net):
 
     def between(self, y: Tensor) -> Tensor:
         if self.training:
-            self.steps += 1
+            self.steps.add_(1)
             if self.steps > 3:
                 self.shift += 1.0
         return y + self.shift

@@ -14,11 +14,11 @@ _INTERNAL = frozenset(vars(nn.Module()))
 """The attributes that every module has."""
 
 
-def differences(one: nn.Module, other: nn.Module) -> list[str]:
+def differences(first: nn.Module, second: nn.Module) -> list[str]:
     """The plain attributes that differ between two modules of the same structure, as `path.attribute`."""
-    others = dict(other.named_modules())
+    others = dict(second.named_modules())
     names = []
-    for path, module in one.named_modules():
+    for path, module in first.named_modules():
         if path in others:
             mine, theirs = _plain(module), _plain(others[path])
             names += [
