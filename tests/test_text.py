@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 import unicodedata
+from pathlib import Path
 
 import pytest
 
+import halrp
 from halrp import errors
 from halrp.text import is_encodable, printable
 
@@ -44,8 +47,9 @@ def test_line_breaks_of_a_block_are_kept_if_asked_for() -> None:
     assert printable("a\n\tb\x1b", keep="\n\t") == "a\n\tb\\x1b"
 
 
-def kinds() -> list[type[errors.HalrpError]]:
-    every, todo = [], [errors.HalrpError]
+def kinds(root: type[Exception]) -> list[type[Exception]]:
+    """A type and those derived from it, as far as they are in `errors`."""
+    every, todo = [], [root]
     while todo:
         kind = todo.pop()
         every.append(kind)
@@ -53,8 +57,16 @@ def kinds() -> list[type[errors.HalrpError]]:
     return [kind for kind in every if kind.__module__ == errors.__name__]
 
 
-@pytest.mark.parametrize("kind", kinds(), ids=lambda kind: kind.__name__)
-def test_the_text_of_every_error_is_printable(kind: type[errors.HalrpError]) -> None:
+KINDS = (*kinds(errors.HalrpError), *kinds(errors.HalrpWarning))
+
+
+def test_every_type_is_an_error_or_a_warning_of_the_library() -> None:
+    types = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)}
+    assert types == set(KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_the_text_of_every_error_and_warning_is_printable(kind: type[Exception]) -> None:
     assert str(kind("the task \x1b]0;owned\x07 \u202e\udcff")) == r"the task \x1b]0;owned\x07 \u202e\udcff"
     assert str(kind()) == ""
 
@@ -63,3 +75,15 @@ def test_what_cannot_be_encoded_is_known() -> None:
     assert is_encodable("Vögel 🐦")
     assert not is_encodable("\ud83d")
     assert not is_encodable("file-\udcff")
+
+
+def test_every_warning_has_a_type_of_the_library() -> None:
+    wrong = []
+    for path in sorted(Path(halrp.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "warnings.warn":
+                category = ast.unparse(node.args[1]) if len(node.args) > 1 else "UserWarning"
+                kind = getattr(errors, category, UserWarning)
+                if not issubclass(kind, errors.HalrpWarning):
+                    wrong.append(f"{path.name}:{node.lineno} warns with {category}")
+    assert wrong == []

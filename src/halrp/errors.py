@@ -95,11 +95,23 @@ class WriteError(StoreError, OSError):
     """A file could not be written: the disk is full, or the folder is read-only. The old state is still there."""
 
 
-class DamagedTaskWarning(UserWarning):
+class HalrpWarning(UserWarning):
+    """The root of every warning of this library."""
+
+    def __str__(self) -> str:
+        """Return the message, printable: the names in it may come from a file."""
+        return printable(super().__str__(), keep="\n")
+
+
+class DataWarning(HalrpWarning):
+    """Files of a data set could not be verified, or their images not be cached."""
+
+
+class DamagedTaskWarning(HalrpWarning):
     """Tasks of a store cannot be read and were left out, as `skip_damaged` asks."""
 
 
-class CheckpointWarning(UserWarning):
+class CheckpointWarning(HalrpWarning):
     """A checkpoint cannot be used, so that a task starts again instead of being resumed."""
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from halrp.errors import WriteError
+from halrp.errors import DataWarning, WriteError
 from halrp.lab.data.archives import check_size
 from halrp.lab.data.images import DataDamaged, Decoded
 from halrp.lab.directories import cache_directory
@@ -48,6 +48,7 @@ def decoded(name: str, root: Path, files: Sequence[Path], decode: Callable[[], D
         warnings.warn(
             f"decoded images cannot be cached in {folder}: {error}. They will be decoded again next time; make room "
             "there, or set XDG_CACHE_HOME to a directory that can be written.",
+            DataWarning,
             stacklevel=3,
         )
         return arrays

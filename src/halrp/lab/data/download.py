@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
-from halrp.errors import HalrpError
+from halrp.errors import DataWarning, HalrpError
 from halrp.lab.data.images import DataDamaged
 from halrp.lab.data.sources import File, source
 from halrp.lab.data.transfer import LARGEST_NOTE, PermanentError, Report, TransientError, transfer
@@ -227,6 +227,7 @@ def _install(part: Path, path: Path, file: File) -> None:
         warnings.warn(
             f"{path} could not be verified: nobody publishes its checksum. Its size, {size:,} bytes, and its SHA-256, "
             f"{sha256}, are recorded in {_record(path).name} and checked from now on.",
+            DataWarning,
             stacklevel=5,
         )
     try:
