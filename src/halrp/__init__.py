@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from halrp.model.layers.linear import LinearFamily
     from halrp.model.layers.registry import Adapted, LayerRule, layer_rule
     from halrp.model.plan import Plan
+    from halrp.objectives.classification import Answer
     from halrp.store.store import Store
     from halrp.tools.explain import Explanation, explain
     from halrp.training.progress import Progress
@@ -47,6 +48,7 @@ _HOME = {
     "halrp.model.layers.linear": ("LinearFamily",),
     "halrp.model.layers.registry": ("Adapted", "LayerRule", "layer_rule"),
     "halrp.model.plan": ("Plan",),
+    "halrp.objectives.classification": ("Answer",),
     "halrp.store.store": ("Store",),
     "halrp.tools.explain": ("Explanation", "explain"),
     "halrp.training.progress": ("Progress",),
@@ -57,6 +59,7 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "Adapted",
+    "Answer",
     "Budget",
     "ConvFamily",
     "Delta",

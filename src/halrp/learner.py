@@ -31,6 +31,7 @@ from halrp.model.plan import plan
 from halrp.model.precision import run_in
 from halrp.model.size import Size
 from halrp.model.wrappers import unwrapped
+from halrp.objectives import classification
 from halrp.provenance import recalled_settings
 from halrp.store.signing import AnyKey
 from halrp.store.store import Store
@@ -280,6 +281,13 @@ class Learner:
             if task is None or isinstance(task, str):
                 return self._committed.predictor.predict(x, task, batch)
             return self._committed.predictor.predict_mixed(x, task, batch)
+
+    def answer(self, x: Tensor, task: str | Sequence[str | None] | None, batch: int = 512) -> classification.Answer:
+        """What a task, or the task of each row, answers: labels and probabilities from the logits of `predict`."""
+        logits = self.predict(x, task, batch)
+        tasks = [task] if task is None or isinstance(task, str) else task
+        names = {name: self._committed.predictor.delta(name).class_names for name in dict.fromkeys(tasks)}
+        return classification.decode(logits, [names[name] for name in tasks] * (len(logits) // len(tasks)))
 
     def module(self, task: str | None) -> nn.Module:
         """A task as an `nn.Module` in evaluation mode that shares the base's memory.

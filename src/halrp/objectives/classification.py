@@ -1,11 +1,14 @@
 """Classification: one label in 0 … classes−1 per example, one logit per class, cross-entropy and accuracy.
 
-The only file that knows the loss, the score and the labels of a task; training, evaluation and importance call it.
+The only file that knows the loss, the score, the labels and the answers of a task; training, evaluation, importance and
+`Learner.answer` call it.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -72,3 +75,31 @@ def class_count(present: Tensor, classes: int | None, name: str) -> int:
             f"labels must lie in 0 … {classes - 1}, so pass classes={highest + 1} or re-map them"
         )
     return classes
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What the logits of some rows mean."""
+
+    labels: tuple[str | int, ...]
+    """The most probable class of each row: its name, or its index where the task has no class names."""
+    indices: Tensor
+    """The indices of these classes, (N,)."""
+    probabilities: Tensor
+    """The probability of every class, (N, classes); 0 for a class that a row's task does not have."""
+
+    @property
+    def confidence(self) -> Tensor:
+        """The probability of each row's label, (N,)."""
+        return self.probabilities.gather(1, self.indices.unsqueeze(1)).squeeze(1)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def decode(logits: Tensor, class_names: Sequence[Sequence[str] | None]) -> Answer:
+    """The answers that logits (N, classes) give; `class_names` are those of each row's task."""
+    probabilities = (logits if logits.dtype == torch.float64 else logits.float()).softmax(1)
+    indices = logits.argmax(1)
+    pairs = zip(indices.tolist(), class_names, strict=True)
+    return Answer(tuple(index if names is None else names[index] for index, names in pairs), indices, probabilities)

@@ -22,8 +22,9 @@ class Predictor:
     def __init__(self, base: Base, tasks: Mapping[str, Delta], earlier: Predictor | None = None) -> None:
         """Take a base and its tasks; modules of unchanged tasks are taken over from an earlier predictor."""
         self._base, self._tasks = base, tasks
-        learned = next((delta.autocast for delta in tasks.values() if delta.is_base), None)
-        self._base_task = base.task if learned is None else replace(base.task, autocast=learned)
+        learned = next((delta for delta in tasks.values() if delta.is_base), base.task)
+        names = {"autocast": learned.autocast, "class_names": learned.class_names}
+        self._base_task: Delta = base.task if learned is base.task else replace(base.task, **names)
         self._mixed: MixedModule | None = None
         self._modules: dict[str | None, nn.Module] = {}
         if earlier is not None:
@@ -31,7 +32,7 @@ class Predictor:
             self._modules |= {name: module for name, module in earlier._modules.items() if name in same}
 
     def delta(self, task: str | None) -> Delta:
-        """The delta of a task; None means the base's own task, in the precision in which it was learned."""
+        """The delta of a task; None means the base's own task, with its precision and class names if it was learned."""
         if task is None:
             return self._base_task
         if task not in self._tasks:
