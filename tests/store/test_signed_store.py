@@ -15,6 +15,7 @@ from halrp import Halrp, Learner, Store
 from halrp.cli.app import app
 from halrp.errors import CheckpointWarning, DamagedError, LinkError, SettingError, SignatureError
 from halrp.store import atomic, signing
+from halrp.store.folder import Folder
 from halrp.store.signing import Key
 from halrp.tools.verify import verify
 from halrp.training.progress import Progress
@@ -183,6 +184,41 @@ def test_the_same_commits_give_the_same_bytes(made: Path, tmp_path: Path) -> Non
     learner.learn("first", tiny_task("mlp"))
     learner.learn("second", tiny_task("mlp", 1))
     assert tree(tmp_path / "again") == tree(made)
+
+
+@pytest.mark.parametrize("last", ["manifest.json", "manifest-", "third-"])
+def test_a_commit_that_dies_at_any_file_leaves_a_store_that_verifies(
+    last: str, signed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = atomic.write
+
+    def dies(path: Path, content: bytes, durable: bool = True) -> None:
+        if path.name.startswith(last):
+            raise KeyboardInterrupt
+        real(path, content, durable)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic, "write", dies)
+        with pytest.raises(KeyboardInterrupt):
+            learner_at(Store(signed, signing_key=PRIVATE)).learn("third", tiny_task("mlp", 2))
+    assert list(Learner.load(signed, model(), verify_key=PUBLIC).tasks) == ["first", "second"]
+    learner_at(Store(signed, signing_key=PRIVATE)).learn("third", tiny_task("mlp", 2))
+    assert list(Learner.load(signed, model(), verify_key=PUBLIC).tasks) == ["first", "second", "third"]
+
+
+def test_a_reader_beside_a_commit_sees_the_manifest_before_or_the_one_after(
+    signed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signature of the manifest that was just read is removed by the commit that replaces both."""
+    real, commits = Folder.verify, iter(["third"])
+
+    def slow(folder: Folder, file: str, content: bytes) -> None:
+        if file == "manifest.json" and (name := next(commits, None)) is not None:
+            learner_at(Store(signed, signing_key=PRIVATE)).learn(name, tiny_task("mlp", 2))
+        real(folder, file, content)
+
+    monkeypatch.setattr(Folder, "verify", slow)
+    assert list(Store(signed, verify_key=PUBLIC).manifest().tasks) == ["first", "second", "third"]
 
 
 def stopped_at(epochs: int) -> Callable[[Progress], None]:
