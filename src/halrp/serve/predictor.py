@@ -23,8 +23,9 @@ class Predictor:
         """Take a base and its tasks; modules of unchanged tasks are taken over from an earlier predictor."""
         self._base, self._tasks = base, tasks
         learned = next((delta for delta in tasks.values() if delta.is_base), base.task)
-        names = {"autocast": learned.autocast, "class_names": learned.class_names}
-        self._base_task: Delta = base.task if learned is base.task else replace(base.task, **names)
+        self._base_task = base.task
+        if learned is not base.task:
+            self._base_task = replace(base.task, autocast=learned.autocast, class_names=learned.class_names)
         self._mixed: MixedModule | None = None
         self._modules: dict[str | None, nn.Module] = {}
         if earlier is not None:
