@@ -19,6 +19,7 @@ import numpy  # noqa: F401  (what follows is loaded once, for all children)
 import safetensors.torch  # noqa: F401
 import torch
 
+from tests.mutation.equivalent import EQUIVALENT
 from tests.mutation.mutants import Mutant
 from tests.mutation.run import measured, outcome, path_of, sample
 from tests.mutation.targets import TARGETS
@@ -45,7 +46,7 @@ def main() -> None:
 
 def run(module: str, count: int, seed: int) -> dict[str, Any]:
     """The counts of a module's mutants, and those that are alive."""
-    began = time.perf_counter()
+    began, equivalent = time.perf_counter(), EQUIVALENT.get(module, {})
     source = Path(path_of(module)).read_text("utf-8")
     by_line, seconds = measured(module, TARGETS[module])
     chosen = sample(source, count, seed)
@@ -61,7 +62,11 @@ def run(module: str, count: int, seed: int) -> dict[str, Any]:
         "timeouts": sum(o.result == "timeout" for o in outcomes),
         "seed": seed,
         "seconds": round(time.perf_counter() - began),
-        "alive": [{"line": o.mutant.line, "change": o.mutant.change, "tests": o.tests} for o in alive],
+        "alive": [
+            {"line": o.mutant.line, "change": o.mutant.change, "tests": o.tests}
+            | ({"equivalent": equivalent[o.mutant.change]} if o.mutant.change in equivalent else {})
+            for o in alive
+        ],
     }
 
 

