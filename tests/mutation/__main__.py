@@ -32,11 +32,15 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=60, help="mutants of each module at most, drawn from the seed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--label", default="after")
+    parser.add_argument(
+        "--again", metavar="LABEL", help="run only what was alive there, where the mutants are the same"
+    )
     parser.add_argument("--json", type=Path, help="the record to extend")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for module in arguments.modules or TARGETS:
-        result = run(module, arguments.sample, arguments.seed)
+        earlier = recorded(arguments.json).get(arguments.again, {}).get(module)
+        result = run(module, arguments.sample, arguments.seed, earlier)
         print(f"{module}: {result['killed']} of {result['mutants']} killed, {result['seconds']} s", flush=True)
         for line in result["alive"]:
             print(f"  {line['line']}: {line['change']}", flush=True)
@@ -44,21 +48,26 @@ def main() -> None:
             extend(arguments.json, arguments.label, module, result)
 
 
-def run(module: str, count: int, seed: int) -> dict[str, Any]:
-    """The counts of a module's mutants, and those that are alive."""
+def run(module: str, count: int, seed: int, earlier: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The counts of a module's mutants, and those that are alive.
+
+    With an earlier result for the same mutants, those that were killed then are not run again.
+    """
     began, equivalent = time.perf_counter(), EQUIVALENT.get(module, {})
     source = Path(path_of(module)).read_text("utf-8")
     by_line, seconds = measured(module, TARGETS[module])
-    chosen = sample(source, count, seed)
-    outcomes = [outcome(module, TARGETS[module], mutant, by_line, seconds) for mutant in chosen]
+    every, chosen = sample(source, None, seed), sample(source, count, seed)
+    again = chosen if earlier is None else _alive_then(chosen, earlier, len(every))
+    outcomes = [outcome(module, TARGETS[module], mutant, by_line, seconds) for mutant in again]
     same = outcome(module, TARGETS[module], Mutant(0, "none", source), by_line, seconds)
     if same.result != "alive":
         raise SystemExit(f"{module} without a change was {same.result}: its tests do not pass by themselves")
     alive = [o for o in outcomes if o.result == "alive"]
     return {
-        "of": len(sample(source, None, seed)),
-        "mutants": len(outcomes),
-        "killed": len(outcomes) - len(alive),
+        "of": len(every),
+        "mutants": len(chosen),
+        "run": len(outcomes),
+        "killed": len(chosen) - len(alive),
         "timeouts": sum(o.result == "timeout" for o in outcomes),
         "seed": seed,
         "seconds": round(time.perf_counter() - began),
@@ -70,11 +79,22 @@ def run(module: str, count: int, seed: int) -> dict[str, Any]:
     }
 
 
+def _alive_then(chosen: list[Mutant], earlier: dict[str, Any], total: int) -> list[Mutant]:
+    """The mutants that an earlier run left alive; all if the source has changed since."""
+    alive = {(each["line"], each["change"]) for each in earlier["alive"]}
+    same = earlier["of"] == total and alive <= {(mutant.line, mutant.change) for mutant in chosen}
+    return [mutant for mutant in chosen if (mutant.line, mutant.change) in alive] if same else chosen
+
+
+def recorded(path: Path | None) -> dict[str, Any]:
+    """The record so far."""
+    record: dict[str, Any] = json.loads(path.read_text("utf-8")) if path is not None and path.exists() else {}
+    return {"command": "python -m tests.mutation --json results/reliability/mutation.json"} | record
+
+
 def extend(path: Path, label: str, module: str, result: dict[str, Any]) -> None:
     """Put a module's result into a record."""
-    record: dict[str, Any] = (
-        json.loads(path.read_text("utf-8")) if path.exists() else {"command": "python -m tests.mutation"}
-    )
+    record = recorded(path)
     record.setdefault(label, {})[module] = result
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{json.dumps(record, indent=1, ensure_ascii=False)}\n", "utf-8")
