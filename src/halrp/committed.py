@@ -61,6 +61,7 @@ class Committed:
             pruned = {delta.task: self.tasks[delta.task] for delta in changed if delta.task in self.tasks}
             self.store.commit(base, changed, pruned=pruned)
         self.base, self.tasks, self._predictor = base, dict(tasks), Predictor(base, tasks, self._predictor)
+        self.initial = base  # the weights that the first task started from have no further use
 
     def restore(self, store: Store) -> None:
         """Take over a store's base and tasks; nothing changes if it cannot be read."""
@@ -71,3 +72,4 @@ class Committed:
                 f"model has {self.base.fingerprint[:12]}…; pass the model it was made with, or another folder"
             )
         self.base, self.tasks, self._predictor = base, store.read_all(base), None
+        self.initial = base

@@ -1,7 +1,8 @@
 """Learn a stream of tasks on one model: `Learner`.
 
-`_learn_delta` is Algorithm 1 of the paper, one call per step. A task depends on the base and on its own data and on
-nothing else, a committed task never changes, and a call that fails or is interrupted leaves the learner unchanged.
+`_learn_delta` and `_low_rank_starts` are Algorithm 1 of the paper, one call per step. A task depends on the base and on
+its own data and on nothing else, a committed task never changes, and a call that fails or is interrupted leaves the
+learner unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from halrp.errors import DataError, HeadError, SettingError, TaskError, WrongBas
 from halrp.method.fine_tune import fine_tune
 from halrp.method.importance import measure
 from halrp.method.method import Halrp
-from halrp.method.start import low_rank_start
+from halrp.method.start import Start, low_rank_start
 from halrp.method.task_costs import task_costs
 from halrp.model import views
 from halrp.model.base import Base
@@ -222,7 +223,29 @@ class Learner:
 
     def _learn_delta(self, setup: TaskSetup, run: TaskRun) -> Delta:
         """Algorithm 1: from a task's data to a committed delta on the base."""
-        base, method, data, name = setup.body, setup.method, run.data, run.task
+        base, method, name = setup.body, setup.method, run.task
+        # Warm up, measure importance, decompose and allocate; the free network is gone afterwards.
+        starts, owned, check = self._low_rank_starts(setup, run)
+        base_size = Size(base.parameter_count, base.size.bytes)
+        # Fine-tune what the task owns.
+        tuned = fine_tune(base, method, starts, owned, run)
+        # Check, compress and commit.
+        check.delta(base, tuned.net, tuned.factors, tuned.owned)
+        description = setup.description(run, tuned.view)
+        delta = Delta.pack(description, base.layout, tuned.factors, tuned.owned, tuned.start.recovered)
+        late = sorted(tuned.owned.keys() - owned.keys() - tuned.start.dense.keys())
+        method.allocate.check(Size(delta.parameters, delta.bytes), base_size, late)
+        tasks = self._compressed({**self.tasks, name: delta}, name, base.parameter_count)
+        self._committed.commit(base, tasks)
+        run.finish()
+        self._scores[name] = tuned.start.scores
+        return self.tasks[name]
+
+    def _low_rank_starts(
+        self, setup: TaskSetup, run: TaskRun
+    ) -> tuple[dict[str, Start], dict[str, Tensor], CommitCheck]:
+        """The first half of Algorithm 1: where fine-tuning starts, by view, and what the task owns in any case."""
+        base, method, data = setup.body, setup.method, run.data
         # Warm up: train a copy of the base freely, to see where the task wants to go.
         net, check = self._new_net(setup, run)
         everything = Group([parameter for parameter in net.parameters() if parameter.requires_grad])
@@ -252,19 +275,7 @@ class Learner:
             )
             for view in method.views(any(kernels.values()), data.val is not None)
         }
-        # Fine-tune what the task owns.
-        tuned = fine_tune(base, method, starts, owned, run)
-        # Check, compress and commit.
-        check.delta(base, tuned.net, tuned.factors, tuned.owned)
-        description = setup.description(run, tuned.view)
-        delta = Delta.pack(description, base.layout, tuned.factors, tuned.owned, tuned.start.recovered)
-        late = sorted(tuned.owned.keys() - owned.keys() - tuned.start.dense.keys())
-        method.allocate.check(Size(delta.parameters, delta.bytes), base_size, late)
-        tasks = self._compressed({**self.tasks, name: delta}, name, base.parameter_count)
-        self._committed.commit(base, tasks)
-        run.finish()
-        self._scores[name] = tuned.start.scores
-        return self.tasks[name]
+        return starts, owned, check
 
     def predict(self, x: Tensor, task: str | Sequence[str | None] | None, batch: int = 512) -> Tensor:
         """Logits of a task, in evaluation mode and without gradient; `None` is the base's own task.

@@ -51,8 +51,10 @@ def fine_tune(
     trainings = [run.training(f"fine-tune: {v.view}", v.net, v.groups, epochs) for v in variants]
     val = run.data.val
     best = 0 if val is None or len(variants) == 1 else _lowest_validation_loss(trainings, method.trial, val, run)
-    trainings[best].run()
-    return _result(base, variants[best])
+    variant, training = variants[best], trainings[best]
+    del variants, trainings  # the other's network and moments need not stay in memory
+    training.run()
+    return _result(base, variant)
 
 
 def prepare(

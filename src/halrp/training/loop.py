@@ -141,6 +141,8 @@ class Training:
                 self._train_epoch()
         finally:
             self.module.eval()
+            for parameter in (*self._parameters, *self._weights.optimised):
+                parameter.grad = None
         if not all(bool(parameter.isfinite().all()) for parameter in self._parameters):
             raise DivergedError(
                 f"{self.stage.task}: a parameter is no longer finite after {self.stage.name}; "
