@@ -1,31 +1,57 @@
 """What a learner has committed: its base and its tasks, in memory and in a store if there is one.
 
-A commit goes to the store first and is then visible here, all at once, so a failed or interrupted commit changes
+Every change goes to the store first and is then visible here, all at once, so a failed or interrupted one changes
 nothing.
 """
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from halrp.errors import UnknownTaskError, WrongBaseError
+from halrp.checks import check_task_name
+from halrp.errors import DamagedError, DamagedTaskWarning, TaskError, UnknownTaskError, WrongBaseError
 from halrp.model.base import Base
 from halrp.model.delta import Delta
 from halrp.serve.predictor import Predictor
+from halrp.store.manifest import Entry, Manifest
 from halrp.store.store import Store
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What other processes did to the tasks of a store, by name. A task that was renamed is removed and added."""
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Whether anything changed."""
+        return bool(self.added or self.removed or self.replaced)
 
 
 class Committed:
     """A base, the tasks on it, and the store that holds both."""
 
-    def __init__(self, initial: Base, given: bool, store: Store | None) -> None:
+    def __init__(self, initial: Base, given: bool, store: Store | None, skip_damaged: bool = False) -> None:
         """Start from a model: it is the base if it is `given`, or else what the first task's training starts from."""
         self.initial, self.store = initial, store
         self.base = initial if given else None
         self.tasks: Mapping[str, Delta] = {}
+        self.damaged: Mapping[str, str] = {}
+        """Tasks of the store that could not be read and were left out, and why."""
+        self._entries: dict[str, Entry] = {}
+        """The files of the tasks in the store."""
+        self._old: dict[str, tuple[Delta, ...]] = {}
+        """Old versions, the newest first, if there is no store that holds them."""
         self._predictor: Predictor | None = None
+        self._skip_damaged = skip_damaged
         if store is not None and store.exists():
-            self.restore(store)
+            self.restore(store, skip_damaged)
 
     @property
     def body(self) -> Base:
@@ -46,24 +72,45 @@ class Committed:
             self._predictor = Predictor(self.ready, self.tasks)
         return self._predictor
 
+    def check_name(self, name: object, replaces: bool = False) -> None:
+        """Refuse a name that no task can have or that is taken; one that is replaced must be there."""
+        check_task_name(name)
+        there = name in self.tasks or name in self.damaged
+        if replaces and not there:
+            known = ", ".join(map(repr, self.tasks)) or "none yet"
+            raise UnknownTaskError(f"no task named {name!r} has been learned, to be replaced; learned: {known}")
+        if not replaces and there:
+            raise TaskError(
+                f"task {name!r} is already learned and never changes; choose another name, or replace=True for a new "
+                "version of it"
+            )
+
     def check_store(self) -> None:
         """Raise `StoreChangedError` if the store is not a later generation of what was seen."""
         if self.store is not None:
             self.store.check_known()
 
-    def commit(self, base: Base, tasks: Mapping[str, Delta]) -> None:
-        """Make tasks immutable: in the store first, if there is one, then here, all at once.
-
-        A task that is already here and differs is one that the method's compression changed.
-        """
-        changed = [delta for name, delta in tasks.items() if self.tasks.get(name) is not delta]
+    def commit(self, base: Base, tasks: Mapping[str, Delta], newest: str, replaces: bool = False) -> None:
+        """Make tasks immutable: a new one, or a new version of it, and those that the method's compression changed."""
+        changed = {name: delta for name, delta in tasks.items() if self.tasks.get(name) is not delta}
+        replaced = {newest: self.tasks.get(newest)} if replaces else {}
         if self.store is not None:
-            pruned = {delta.task: self.tasks[delta.task] for delta in changed if delta.task in self.tasks}
-            self.store.commit(base, changed, pruned=pruned)
-        self.base, self.tasks, self._predictor = base, dict(tasks), Predictor(base, tasks, self._predictor)
+            pruned = {name: self.tasks[name] for name in changed if name != newest and name in self.tasks}
+            manifest = self.store.commit(base, list(changed.values()), pruned=pruned, replaced=replaced)
+            self._entries |= {name: manifest.tasks[name] for name in changed}
+        elif replaces:
+            self._old[newest] = (self.tasks[newest], *self._old.get(newest, ()))
+        self.damaged = {name: reason for name, reason in self.damaged.items() if name != newest}
+        self._show(base, tasks)
+
+    def _show(self, base: Base, tasks: Mapping[str, Delta]) -> None:
+        earlier = self._predictor if base is self.base else None
+        self.base, self.tasks, self._predictor = base, dict(tasks), Predictor(base, tasks, earlier)
         self.initial = base  # the weights that the first task started from have no further use
 
-    def restore(self, store: Store) -> None:
+    # ---- the store as a whole ---------------------------------------------------------------------------------------
+
+    def restore(self, store: Store, skip_damaged: bool = False) -> None:
         """Take over a store's base and tasks; nothing changes if it cannot be read."""
         base = store.read_base(self.initial)
         if self.base is not None and base.fingerprint != self.base.fingerprint:
@@ -71,5 +118,119 @@ class Committed:
                 f"the store {store.folder} was made on a base with fingerprint {base.fingerprint[:12]}…, the given "
                 f"model has {self.base.fingerprint[:12]}…; pass the model it was made with, or another folder"
             )
-        self.base, self.tasks, self._predictor = base, store.read_all(base), None
-        self.initial = base
+        self._take_over(store, base, skip_damaged)
+
+    def _take_over(self, store: Store, base: Base, skip_damaged: bool) -> None:
+        at_hand = {name: (entry, self.tasks[name]) for name, entry in self._entries.items() if name in self.tasks}
+        stored = store.read_tasks(base, skip_damaged, at_hand)
+        self.damaged = {name: str(error) for name, error in stored.damaged.items()}
+        if self.damaged:
+            warnings.warn(
+                f"{store.folder}: {len(self.damaged)} of {len(stored.manifest.tasks)} tasks cannot be read and are "
+                f"left out: {', '.join(map(repr, self.damaged))}; halrp repair shows what can be done",
+                DamagedTaskWarning,
+                stacklevel=2,
+            )
+        self._entries = {name: stored.manifest.tasks[name] for name in stored.tasks}
+        self._show(base, stored.tasks)
+
+    def refresh(self) -> Changes:
+        """Take over what other processes did to the store."""
+        if self.store is None or (self.store.known is None and not self.store.exists()):
+            return Changes()
+        before = dict(self.tasks)
+        if self.base is None:
+            self.restore(self.store, self._skip_damaged)
+        else:
+            self._take_over(self.store, self.base, self._skip_damaged)
+        return Changes(
+            added=tuple(name for name in self.tasks if name not in before),
+            removed=tuple(name for name in before if name not in self.tasks),
+            replaced=tuple(name for name, delta in self.tasks.items() if before.get(name, delta) is not delta),
+        )
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the base and every task to a store; what is there and equal is left as it is."""
+        target = Store(folder)
+        manifest = target.commit(self.ready, list(self.tasks.values()))
+        if self.store is not None and _same_folder(self.store.folder, target.folder):
+            # Whoever saves where the learner commits says that this is its store from then on.
+            self.store.known = manifest
+            self._entries = {name: manifest.tasks[name] for name in self.tasks}
+
+    # ---- single tasks -----------------------------------------------------------------------------------------------
+
+    def remove(self, name: str) -> None:
+        """Take a task away; the base stays, even if the task made it."""
+        self._refuse_unknown(name)
+        if self.store is not None:
+            self.store.remove(name, self._entries.get(name))
+        self._forget(name)
+        self.damaged = {other: reason for other, reason in self.damaged.items() if other != name}
+        self._show(self.ready, {other: delta for other, delta in self.tasks.items() if other != name})
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a task another name; its outputs stay the same."""
+        self._refuse_unknown(old)
+        if old in self.damaged:
+            raise DamagedError(f"task {old!r} cannot be renamed: {self.damaged[old]}")
+        check_task_name(new)
+        if new in self.tasks or new in self.damaged:
+            raise TaskError(f"task {new!r} is already learned; choose another name for {old!r}")
+        entry, versions = None, self._old.get(old, ())
+        if self.store is not None:
+            entry = self.store.rename(old, new, self._entries.get(old), self.base).tasks[new]
+        delta = replace(self.tasks[old], task=new)
+        self._forget(old)
+        if entry is not None:
+            self._entries[new] = entry
+        if versions:
+            self._old[new] = tuple(replace(version, task=new) for version in versions)
+        self._show(self.ready, {new if n == old else n: delta if n == old else d for n, d in self.tasks.items()})
+
+    def versions(self, name: str) -> tuple[Delta, ...]:
+        """The old versions of a task, the newest first."""
+        self._refuse_unknown(name)
+        return self._old.get(name, ()) if self.store is None else self.store.read_versions(name, self.ready)
+
+    def version(self, name: str) -> int:
+        """The number of versions that a task has had before the next one."""
+        if self.store is not None and self.store.known is not None:
+            return 1 + len(self.store.known.versions.get(name, ()))
+        return 1 + len(self._old.get(name, ()))
+
+    def drop_versions(self, name: str) -> None:
+        """Take the old versions of a task away."""
+        self._refuse_unknown(name)
+        if self.store is not None:
+            self.store.drop_versions(name)
+        self._old.pop(name, None)
+
+    def revert(self, name: str) -> Delta:
+        """Bring the newest old version back; the present one becomes an old version."""
+        versions = self.versions(name)
+        if self.store is not None:
+            manifest: Manifest = self.store.revert(name, self._entries.get(name))
+            self._entries[name] = manifest.tasks[name]
+        elif not versions:
+            raise TaskError(f"there is no other version of {name!r}; learn(..., replace=True) makes one")
+        else:
+            self._old[name] = (self.tasks[name], *versions[1:])
+        self.damaged = {other: reason for other, reason in self.damaged.items() if other != name}
+        self._show(self.ready, {**self.tasks, name: versions[0]})
+        return versions[0]
+
+    def _refuse_unknown(self, name: str) -> None:
+        if name not in self.damaged:
+            self.predictor.delta(name)
+
+    def _forget(self, name: str) -> None:
+        self._entries.pop(name, None)
+        self._old.pop(name, None)
+
+
+def _same_folder(folder: Path, other: Path) -> bool:
+    try:
+        return os.path.samefile(folder, other)
+    except OSError:
+        return False

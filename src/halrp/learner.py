@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -18,7 +17,8 @@ from torch import Tensor, nn
 
 from halrp import parallel, seeding
 from halrp.committed import Committed
-from halrp.errors import DataError, HeadError, SettingError, TaskError, WrongBaseError
+from halrp.errors import DataError, HeadError, SettingError, WrongBaseError
+from halrp.managed import Managed
 from halrp.method.fine_tune import fine_tune
 from halrp.method.importance import measure
 from halrp.method.method import Halrp
@@ -37,7 +37,6 @@ from halrp.provenance import recalled_settings
 from halrp.store.signing import AnyKey
 from halrp.store.store import Store
 from halrp.task_setup import TaskArguments, TaskSetup, check_epochs
-from halrp.text import is_encodable
 from halrp.training.batches import Augment, Source
 from halrp.training.loop import Group
 from halrp.training.progress import Notify
@@ -45,7 +44,7 @@ from halrp.training.recipe import Recipe
 from halrp.training.run import TaskRun
 
 
-class Learner:
+class Learner(Managed):
     """Learns tasks on a model of yours, one small delta each, and predicts for any of them.
 
     The model is copied and never changed. With `base="first"` the first task trains the base, starting from the
@@ -63,12 +62,14 @@ class Learner:
         base: Literal["first", "given"] = "first",
         store: str | os.PathLike[str] | Store | None = None,
         progress: Notify | None = None,
+        skip_damaged: bool = False,
     ) -> None:
         """Take a model and settings.
 
         `head` names the classifier layer (by default the last one), `method` defaults to `Halrp.budget()`,
         `progress` is called during training. With `store`, a folder, each task is committed there when it is
         learned, tasks already there are loaded, and a task that was interrupted resumes at its last checkpoint.
+        `skip_damaged` leaves tasks of the store out that cannot be read, with a warning; `damaged` names them.
         """
         if base not in ("first", "given"):
             raise SettingError(f"Learner(base={base!r}) is unknown; choose 'first' or 'given'")
@@ -81,7 +82,7 @@ class Learner:
         channels_last = self.recipe.channels_last and any(isinstance(m, nn.Conv2d) for m in model.modules())
         initial = Base(views.clone(model), plan(model, head), channels_last)
         folder = store if store is None or isinstance(store, Store) else Store(store)
-        self._committed = Committed(initial, base == "given", folder)
+        self._committed = Committed(initial, base == "given", folder, skip_damaged)
         self._scores: dict[str, Mapping[str, Tensor]] = {}
 
     @property
@@ -105,19 +106,6 @@ class Learner:
     @recipe.setter
     def recipe(self, recipe: Recipe) -> None:
         self._recipe = recipe
-
-    @property
-    def tasks(self) -> Mapping[str, Delta]:
-        """What each learned task owns, in the order of learning. Read-only."""
-        return MappingProxyType(self._committed.tasks)
-
-    @property
-    def scores(self) -> Mapping[str, Mapping[str, Tensor]]:
-        """By task and adapted weight, the predicted loss that each component recovers, (components,).
-
-        Only of deltas that this learner object has learned: a task's file has the chosen components, not all of them.
-        """
-        return MappingProxyType(self._scores)
 
     @property
     def head(self) -> str:
@@ -148,6 +136,7 @@ class Learner:
         class_names: Sequence[str] | None = None,
         augment: Augment | None = None,
         data_key: str | None = None,
+        replace: bool = False,
     ) -> Delta:
         """Learn a task and commit it.
 
@@ -157,13 +146,16 @@ class Learner:
 
         With a store, an interrupted task resumes if its data are the same, which a hash of all examples tells. A
         `data_key`, such as "v3", stands for the data instead, if they are too large to be read once more.
+
+        With `replace`, a new version of a learned task; the old one stays (`versions`, `revert`, `drop_versions`).
         """
         with seeding.exclusive():  # tasks that threads learn at once are learned in turn
-            self._check_name(name)
-            setup, device = self._setup(), self.device
+            self._committed.check_name(name, replace)
+            self._committed.check_store()
+            setup, device = self._setup(self._committed.version(name) if replace else 0), self.device
             with torch.enable_grad(), seeding.isolated(*setup.seed_key(name), device=device):
                 run = setup.prepare(TaskArguments(name, train, val, classes, class_names, augment, data_key))
-                return self._learn_delta(setup, run) if setup.is_base else self._learn_base(setup, run)
+                return self._learn_delta(setup, run, replace) if setup.is_base else self._learn_base(setup, run)
 
     def learn_many(self, tasks: parallel.TaskArguments, engine: parallel.Engine | None = None) -> dict[str, Delta]:
         """Learn several tasks and commit them in the given order; the workers of an `engine` learn them in parallel.
@@ -174,10 +166,12 @@ class Learner:
         Engines of processes are faster; threads of one process learn in turn, since they share its random generators.
         """
         arguments = {name: parallel.arguments_of(name, given) for name, given in tasks.items()}
+        replaces = {name: bool(given.pop("replace", False)) for name, given in arguments.items()}
         for name in arguments:
-            self._check_name(name)
+            self._committed.check_name(name, replaces[name])
+        self._committed.check_store()
         here = [name for i, name in enumerate(arguments) if engine is None or (i == 0 and self._committed.base is None)]
-        learned = {name: self.learn(name, **arguments.pop(name)) for name in here}
+        learned = {name: self.learn(name, **arguments.pop(name), replace=replaces[name]) for name in here}
         if engine is not None and arguments:
             if not self.method.compress.independent:
                 raise SettingError(
@@ -190,18 +184,10 @@ class Learner:
             base = self._committed.ready
             for name, delta in parallel.learn_elsewhere(build, base, arguments, engine):
                 with seeding.exclusive():
-                    self._committed.commit(base, {**self.tasks, name: delta})
+                    self._committed.commit(base, {**self.tasks, name: delta}, name, replaces[name])
+                    self._scores.pop(name, None)
                 learned[name] = delta
         return learned
-
-    def _check_name(self, name: str) -> None:
-        if not isinstance(name, str) or not name:
-            raise TaskError(f"a task's name must be a non-empty string, got {name!r}")
-        if not is_encodable(name):
-            raise TaskError(f"the task's name {name!r} cannot be written to a file: it has half of a surrogate pair")
-        if name in self.tasks:
-            raise TaskError(f"task {name!r} is already learned and never changes; choose another name")
-        self._committed.check_store()
 
     def _learn_base(self, setup: TaskSetup, run: TaskRun) -> Delta:
         """Train the model freely on the first task; the result is the base."""
@@ -217,11 +203,11 @@ class Learner:
         check.base(initial, net)
         base = Base(net, plan, initial.channels_last, initial)
         delta = Delta.pack(setup.description(run), base.layout, {}, {})
-        self._committed.commit(base, {run.task: delta})
+        self._committed.commit(base, {run.task: delta}, run.task)
         run.finish()
         return delta
 
-    def _learn_delta(self, setup: TaskSetup, run: TaskRun) -> Delta:
+    def _learn_delta(self, setup: TaskSetup, run: TaskRun, replaces: bool) -> Delta:
         """Algorithm 1: from a task's data to a committed delta on the base."""
         base, method, name = setup.body, setup.method, run.task
         # Warm up, measure importance, decompose and allocate; the free network is gone afterwards.
@@ -275,7 +261,23 @@ class Learner:
             )
             for view in method.views(any(kernels.values()), data.val is not None)
         }
+<<<<<<< HEAD
         return starts, owned, check
+=======
+        # Fine-tune what the task owns.
+        tuned = fine_tune(base, method, starts, owned, run)
+        # Check, compress and commit.
+        check.delta(base, tuned.net, tuned.factors, tuned.owned)
+        description = setup.description(run, tuned.view)
+        delta = Delta.pack(description, base.layout, tuned.factors, tuned.owned, tuned.start.recovered)
+        late = sorted(tuned.owned.keys() - owned.keys() - tuned.start.dense.keys())
+        method.allocate.check(Size(delta.parameters, delta.bytes), base_size, late)
+        tasks = self._compressed({**self.tasks, name: delta}, name, base.parameter_count)
+        self._committed.commit(base, tasks, name, replaces)
+        run.finish()
+        self._scores[name] = tuned.start.scores
+        return self.tasks[name]
+>>>>>>> 190ddb1 (Tasks can be removed, renamed, replaced, merged, refreshed and repaired, each in one commit, here and on the command line)
 
     def predict(self, x: Tensor, task: str | Sequence[str | None] | None, batch: int = 512) -> Tensor:
         """Logits of a task, in evaluation mode and without gradient; `None` is the base's own task.
@@ -319,8 +321,11 @@ class Learner:
         return run_in(self._committed.ready.merged(delta), delta.autocast)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the base and every task to a store; what is already there and equal is left as it is."""
-        Store(folder).commit(self._committed.ready, list(self.tasks.values()))
+        """Write the base and every task to a store; what is already there and equal is left as it is.
+
+        Another task of the same name there raises `ConflictError`, and nothing changes. Old versions are not written.
+        """
+        self._committed.save(folder)
 
     @staticmethod
     def load(
@@ -332,12 +337,16 @@ class Learner:
         seed: int | None = None,
         progress: Notify | None = None,
         verify_key: AnyKey = None,
+        attach: bool = True,
+        skip_damaged: bool = False,
     ) -> Learner:
-        """Read a store's base and tasks into a learner.
+        """Read a store's base and tasks into a learner, which commits later tasks there too.
 
         `model` gives the architecture; its weights do not matter. Method, recipe and seed that are not given are those
         that the newest task was learned with. A method with choices from outside this library cannot be recalled; then
         learning asks for `method`. With `verify_key`, a key or its file, everything must be signed with that key.
+        learning asks for `method`. With `attach=False` the learner is a copy that never writes to the store.
+        `skip_damaged` leaves tasks out that cannot be read, with a warning; `damaged` names them.
         """
         store = Store(folder, verify_key=verify_key)
         try:
@@ -345,17 +354,19 @@ class Learner:
             learner = Learner(model, head=head, progress=progress)
         except HeadError as error:
             raise WrongBaseError(f"the store {folder} was made with another model: {error}") from error
-        learner._committed.restore(store)
+        learner._committed.restore(store, skip_damaged)
+        learner._committed.store = store if attach else None
         newest = list(learner.tasks.values())[-1].provenance if learner.tasks else None
         learner._method, learner._recipe, learner.seed = recalled_settings(newest, method, recipe, seed)
         return learner
 
     # ---- helpers of the steps above ------------------------------------------------------------------------------
 
-    def _setup(self) -> TaskSetup:
+    def _setup(self, version: int = 0) -> TaskSetup:
         committed = self._committed
         is_base = committed.base is not None
-        return TaskSetup(self.method, self.recipe, self.seed, committed.body, is_base, self.progress, committed.store)
+        settings = (self.method, self.recipe, self.seed)
+        return TaskSetup(*settings, committed.body, is_base, self.progress, committed.store, version)
 
     def _new_net(self, setup: TaskSetup, run: TaskRun) -> tuple[nn.Module, CommitCheck]:
         """A network to train, and the check of what training makes of it; a model that cannot pass is refused here."""

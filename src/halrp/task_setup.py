@@ -69,6 +69,8 @@ class TaskSetup:
     """Whether the body is the base, so that the task becomes a delta."""
     progress: Notify | None = None
     store: Store | None = None
+    version: int = 0
+    """The number of versions that the task has had before."""
 
     def seed_key(self, name: str) -> tuple[object, ...]:
         """What every random draw of a task is a function of."""
@@ -95,7 +97,7 @@ class TaskSetup:
             examples = data_key, "val" if data.val is not None and self.is_base else None
         parts = (*run.seed_key, self.body.fingerprint, data.classes, *examples, self.provenance(data))
         key = atomic.checksum(repr((*parts, self._functions(run))).encode())
-        return Checkpoints(store.work_folder(run.task), key, store.checkpoint_every, store.signing_key)
+        return Checkpoints(store.work_folder(run.task, self.version), key, store.checkpoint_every, store.signing_key)
 
     def _functions(self, run: TaskRun) -> list[str]:
         """What tells functions of the user from others; a new text every time for those that nothing tells."""

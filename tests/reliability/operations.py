@@ -7,11 +7,13 @@ from their checkpoints then; what is compared at the end is every byte of the fo
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 from halrp import Halrp, Learner, Recipe, Store
+from halrp.errors import DamagedTaskWarning
 from halrp.lab.records.schema import without_times
 from halrp.lab.run import runner
 from halrp.lab.run.cell import Cell
@@ -109,7 +111,11 @@ def tasks_of(folder: Path) -> object:
 
 
 def store_operation(
-    name: str, begin: Callable[[Path], None], act: Callable[[Path], None], method: str = "budget"
+    name: str,
+    begin: Callable[[Path], None],
+    act: Callable[[Path], None],
+    method: str = "budget",
+    seen: Callable[[Path], object] = tasks_of,
 ) -> Operation:
     """An operation on a store. A save that changes nothing then removes what a fault left over."""
 
@@ -117,7 +123,7 @@ def store_operation(
         act(folder)
         opened(folder, method).save(folder)
 
-    return Operation(name, begin, run, tasks_of, lambda folder: tree_of(folder))
+    return Operation(name, begin, run, seen, lambda folder: tree_of(folder))
 
 
 def learning(method: str) -> Callable[[Path], None]:
@@ -143,6 +149,83 @@ def learned_elsewhere() -> Learner:
 def save(folder: Path) -> None:
     """Commit several tasks at once."""
     learned_elsewhere().save(folder)
+
+
+def remove(folder: Path) -> None:
+    """Remove a task."""
+    if "t1" in Store(folder).manifest().tasks:
+        Store(folder).remove("t1")
+
+
+def rename(folder: Path) -> None:
+    """Give a task another name."""
+    if "t1" in Store(folder).manifest().tasks:
+        Store(folder).rename("t1", "renamed")
+
+
+def replace(folder: Path) -> None:
+    """Learn a new version of a task."""
+    learner = opened(folder)
+    if not learner.versions("t1"):
+        learner.learn("t1", tiny_task("mlp", 5), replace=True)
+
+
+def with_version(folder: Path) -> None:
+    """Put a store whose task t1 has an old version into a folder."""
+    store_with(2)(folder)
+    replace(folder)
+
+
+def revert(folder: Path) -> None:
+    """Bring the old version of a task back."""
+    manifest = Store(folder).manifest()
+    if manifest.generation == 3:
+        Store(folder).revert("t1")
+
+
+def drop(folder: Path) -> None:
+    """Remove the old version of a task."""
+    Store(folder).drop_versions("t1")
+
+
+@cache
+def _other() -> Tree:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as scratch:
+        learned_elsewhere().save(Path(scratch) / "other")
+        return tree_of(Path(scratch) / "other")
+
+
+def merge(folder: Path) -> None:
+    """Bring the tasks of another store in."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as scratch:
+        restore(_other(), Path(scratch) / "other")
+        Store(folder).merge(Path(scratch) / "other")
+
+
+def damaged(folder: Path) -> None:
+    """Put a store into a folder with one task in the trash that the manifest names, and one damaged."""
+    store_with(3)(folder)
+    entries = Store(folder).manifest().tasks
+    (folder / "trash" / "tasks").mkdir(parents=True)
+    (folder / entries["t1"].file).rename(folder / "trash" / entries["t1"].file)
+    (folder / entries["t2"].file).write_bytes(b"damaged")
+
+
+def repair(folder: Path) -> None:
+    """Bring back what can be brought back, and drop what is lost."""
+    Store(folder).repair()
+
+
+def readable_tasks(folder: Path) -> object:
+    """Every task of a store that can be read."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DamagedTaskWarning)
+        learner = Learner.load(folder, net("mlp"), skip_damaged=True)
+    return [(name, task_file.write(delta)) for name, delta in learner.tasks.items()]
 
 
 # ---- laboratory ------------------------------------------------------------------------------------------------------
@@ -184,9 +267,16 @@ def cell_operation(method: str, **settings: object) -> Operation:
 OPERATIONS = [
     store_operation("learn the first task", store_with(0), learning("budget")),
     store_operation("learn", store_with(2), learning("budget")),
-    store_operation("learn, and prune old tasks", store_with(2, "pruning"), learning("pruning"), "pruning"),
+    store_operation("learn, and prune old tasks", store_with(3, "pruning"), learning("pruning"), "pruning"),
     store_operation("save to a new store", store_with(0), save),
     store_operation("save to a store", store_with(2), save),
+    store_operation("remove", store_with(3), remove),
+    store_operation("rename", store_with(3), rename),
+    store_operation("replace", store_with(2), replace),
+    store_operation("revert", with_version, revert),
+    store_operation("drop old versions", with_version, drop),
+    store_operation("merge", store_with(2), merge),
+    store_operation("repair", damaged, repair, seen=readable_tasks),
     cell_operation("finetune"),
     cell_operation("halrp-budget", growth_per_task=0.2),
 ]

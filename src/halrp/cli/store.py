@@ -90,6 +90,11 @@ def inspect_store(store: Folder, as_json: Json = False) -> None:
     separate, total = content["separate_bytes"], content["bytes"]
     echo(f"\nBase {content['fingerprint']}, head {content['head']!r}, written by halrp {content['version']}.")
     echo(f"Base {content['base_bytes']:,} bytes, with {len(content['tasks'])} tasks {total:,} bytes.")
+    old = sum(len(task["versions"]) for task in content["tasks"])
+    if old:
+        echo(f"Old versions of tasks: {old}, see halrp versions.")
+    if content["trash_bytes"]:
+        echo(f"Trash: {content['trash_bytes']:,} bytes; halrp repair --empty-trash deletes it.")
     if content["tasks"]:
         echo(f"As separate networks, one per task: {separate:,} bytes, {separate / total:.1f} times as many.")
 

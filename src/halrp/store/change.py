@@ -22,6 +22,7 @@ Edit = Callable[[Manifest | None], Manifest]
 
 def change(folder: Folder, known: Manifest | None, edit: Edit) -> Manifest:
     """Change a store that is still the known one; return its manifest. An error of the edit leaves it as it was."""
+    folder.check_writable()
     lineage.check(folder.root, known, _present(folder, known))  # before the lock makes a folder
     folder.path("lock")
     with atomic.locked(folder.root):
@@ -33,7 +34,7 @@ def change(folder: Folder, known: Manifest | None, edit: Edit) -> Manifest:
             _check_number(folder, after)
             if before is not None:
                 trash.forget_pruned(folder, before, after)
-            _replace(folder, after)
+            replace_manifest(folder, after)
         trash.tidy(folder, after)
         return after
 
@@ -51,7 +52,8 @@ def _check_number(folder: Folder, manifest: Manifest) -> None:
         )
 
 
-def _replace(folder: Folder, manifest: Manifest) -> None:
+def replace_manifest(folder: Folder, manifest: Manifest) -> None:
+    """Make a manifest the present one, in one move, after what it names."""
     folder.sign(MANIFEST, manifest.content)
     # The manifest may name only what the disk holds.
     for name in ("tasks", f"{SIGNATURES}/tasks", SIGNATURES, "."):

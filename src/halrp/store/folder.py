@@ -10,7 +10,7 @@ import os
 import re
 from pathlib import Path
 
-from halrp.errors import DamagedError, LinkError, SignatureError, StoreError
+from halrp.errors import DamagedError, LinkError, SettingError, SignatureError, StoreError
 from halrp.store import atomic, signing
 from halrp.store.manifest import LARGEST, Entry, Manifest, entry_of
 from halrp.store.signing import Key, Purpose
@@ -51,6 +51,14 @@ class Folder:
         """Refuse to change a store whose own folders or files are links."""
         for name in (MANIFEST, "lock", *FOLDERS):
             self.path(name)
+
+    def check_writable(self) -> None:
+        """Refuse to write what a key that only verifies could not read again."""
+        if self.verify_key is not None and self.signing_key is None:
+            raise SettingError(
+                f"{self.root} is read with {self.verify_key!r} and cannot be changed without a key that signs: use "
+                "Store(folder, signing_key=…), or Learner.load(..., attach=False) for a copy that is never written"
+            )
 
     def exists(self) -> bool:
         """Whether there is a manifest."""
@@ -149,7 +157,7 @@ def purpose_of(file: str) -> Purpose:
     return "base" if file.startswith("base-") else "layout" if file.startswith("layout-") else "task"
 
 
-def signature_name(file: str, content: bytes) -> str:
+def signature_name(file: str, content: bytes = b"") -> str:
     """The file of a signature: named after the file that it signs, of which only the manifest's has no checksum.
 
     So the signature of the next manifest is there before the manifest is, and neither is ever without the other.

@@ -15,22 +15,55 @@ first, then the manifest is replaced in one move. A reader sees the old set of t
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from halrp.errors import DamagedError, SettingError, StoreError, UnknownTaskError
 from halrp.model.base import Base
 from halrp.model.delta import Delta
 from halrp.model.layout import Layout
-from halrp.store import atomic, base_file, lineage, task_file
+from halrp.store import atomic, base_file, lineage, manage, merge, repair, task_file
 from halrp.store.change import Edit, change, sign_all
 from halrp.store.commit import Commit
 from halrp.store.folder import WORK, Folder, work_name
 from halrp.store.manifest import LARGEST, Entry, Manifest
+from halrp.store.repair import Repair
 from halrp.store.signing import AnyKey, Key, key_of
 
 CHECKPOINT_EVERY = 30.0
 """Seconds between checkpoints: short tasks are cheaper to learn again than to save."""
+
+
+@dataclass(frozen=True)
+class StoredTasks:
+    """What one generation of a store holds."""
+
+    manifest: Manifest
+    tasks: dict[str, Delta]
+    damaged: dict[str, StoreError]
+    """Tasks that cannot be read, and why."""
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """The tasks of one manifest, of which some need not be read."""
+
+    store: Store
+    base: Base
+    manifest: Manifest
+    at_hand: Mapping[str, tuple[Entry, Delta]]
+
+    def task(self, name: str) -> Delta:
+        entry, delta = self.at_hand.get(name, (None, None))
+        if delta is not None and entry == self.manifest.tasks[name]:
+            return delta
+        return self.store._read(name, self.base, self.manifest, self.layouts)
+
+    @cached_property
+    def layouts(self) -> Mapping[str, Layout]:
+        return self.store.layouts(self.manifest)
 
 
 class Store:
@@ -83,18 +116,36 @@ class Store:
         return layouts
 
     def read_all(self, base: Base) -> dict[str, Delta]:
-        """Every task of the store, as one commit left them: read again if another process commits meanwhile."""
+        """Every task of the store, as one commit left them."""
+        return self.read_tasks(base).tasks
+
+    def read_tasks(
+        self, base: Base, skip_damaged: bool = False, at_hand: Mapping[str, tuple[Entry, Delta]] | None = None
+    ) -> StoredTasks:
+        """Every task of the store, as one commit left them: read again if another process commits meanwhile.
+
+        A task that is `at_hand` with the same file is not read again. With `skip_damaged`, tasks that cannot be read
+        are named and left out; otherwise the first one is an error.
+        """
         while True:
+            if self.known is not None and not self.exists():
+                lineage.check(self.folder, self.known, None)
             manifest = self.manifest()
-            try:
-                layouts = self.layouts(manifest)
-                tasks = {name: self._read(name, base, manifest, layouts) for name in manifest.tasks}
-            except DamagedError:
-                if self.manifest() == manifest:
-                    raise
-            else:
-                self.known = manifest
-                return tasks
+            lineage.check(self.folder, self.known, manifest)
+            stored = StoredTasks(manifest, {}, {})
+            reading = _Reading(self, base, manifest, at_hand or {})
+            for name in manifest.tasks:
+                try:
+                    stored.tasks[name] = reading.task(name)
+                except StoreError as problem:
+                    stored.damaged[name] = problem
+            if not stored.damaged or self.manifest() == manifest:
+                break
+        for error in stored.damaged.values():
+            if not skip_damaged:
+                raise error
+        self.known = manifest
+        return stored
 
     def read(self, name: str, base: Base) -> Delta:
         """A task of the store, compared with the base."""
@@ -105,7 +156,9 @@ class Store:
         return self._read(name, base, manifest, self.layouts(manifest))
 
     def _read(self, name: str, base: Base, manifest: Manifest, layouts: Mapping[str, Layout]) -> Delta:
-        entry = manifest.tasks[name]
+        return self._read_file(manifest.tasks[name], name, base, layouts)
+
+    def _read_file(self, entry: Entry, name: str, base: Base, layouts: Mapping[str, Layout]) -> Delta:
         source = str(self.folder / entry.file)
         delta = task_file.check(task_file.read(self.content(entry, _largest(base)), layouts, source), base, source)
         if delta.task != name:
@@ -119,7 +172,11 @@ class Store:
         return base_file.read(content, manifest, like, str(self.folder / manifest.base.file))
 
     def check_known(self) -> None:
-        """Raise `StoreChangedError` if the folder holds something else than a later generation of what was seen."""
+        """Raise `StoreChangedError` if the folder holds something else than a later generation of what was seen.
+
+        A store that is read with a key that only verifies cannot be written to, which is a `SettingError`.
+        """
+        self._folder.check_writable()
         if self.known is not None:
             lineage.check(self.folder, self.known, self.manifest() if self.exists() else None)
 
@@ -146,6 +203,85 @@ class Store:
                 return None
 
         return self._change(lambda before: commit.edit(self._folder, before, stored))
+
+    def remove(self, name: str, expected: Entry | None = None) -> Manifest:
+        """Remove a task and its old versions; their files go to the trash, and the base stays.
+
+        With `expected`, the task's file as the caller knows it, another version there raises `ConflictError`.
+        """
+        return self._edit(lambda before: manage.removed(self._folder, before, name, expected))
+
+    def rename(self, old: str, new: str, expected: Entry | None = None, base: Base | None = None) -> Manifest:
+        """Give a task and its old versions another name; tasks of format 1 need the `base`."""
+
+        def edit(before: Manifest) -> Manifest:
+            layouts = self.layouts(before)
+            return manage.renamed(self._folder, before, layouts, (old, new), expected, base)
+
+        return self._edit(edit)
+
+    def versions(self, name: str) -> tuple[Entry, ...]:
+        """The old versions of a task, the newest first."""
+        manifest = self.manifest()
+        manage.entry_of_task(self._folder, manifest, name, None)
+        return tuple(manifest.versions.get(name, ()))
+
+    def read_versions(self, name: str, base: Base) -> tuple[Delta, ...]:
+        """The old versions of a task, the newest first, compared with the base."""
+        layouts = self.layouts(self.manifest())
+        return tuple(self._read_file(entry, name, base, layouts) for entry in self.versions(name))
+
+    def revert(self, name: str, expected: Entry | None = None) -> Manifest:
+        """Bring the newest old version of a task back; the present one becomes an old version in its stead."""
+        return self._edit(lambda before: manage.reverted(self._folder, before, name, expected))
+
+    def drop_versions(self, name: str) -> Manifest:
+        """Remove the old versions of a task; their files go to the trash."""
+        return self._edit(lambda before: manage.without_versions(self._folder, before, name))
+
+    def merge(self, other: Store | str | os.PathLike[str]) -> tuple[str, ...]:
+        """Add the tasks of another store of the same base, in one commit; return their names.
+
+        Tasks that both have must be identical, or `ConflictError` names them all and nothing changes. Old versions come
+        with new tasks. An empty folder becomes a copy.
+        """
+        source = other if isinstance(other, Store) else Store(other)
+        while True:
+            theirs = source.manifest()
+            try:
+                return self._merge(source._folder, theirs)
+            except StoreError:  # did another process change it meanwhile?
+                if source.manifest() == theirs:
+                    raise
+
+    def _merge(self, source: Folder, theirs: Manifest) -> tuple[str, ...]:
+        added: list[str] = []
+
+        def edit(before: Manifest | None) -> Manifest:
+            after = merge.merged(self._folder, before, source, theirs)
+            added.extend(name for name in after.tasks if before is None or name not in before.tasks)
+            return after
+
+        self._change(edit)
+        return tuple(added)
+
+    def repair(self, *, like: Base | None = None, dry_run: bool = False, empty_trash: bool = False) -> Repair:
+        """Bring a store back to a state that can be read, as far as its files allow, and report what was lost.
+
+        Files that the manifest names come back from the trash, damaged ones are set aside there, a lost manifest is
+        made again from the files, and tasks without a file are dropped from it. `like`, the base of a model, can give
+        back a layout or the base. `empty_trash` deletes what the manifest no longer names, for good.
+        """
+        report = repair.repair(self._folder, like, dry_run, empty_trash)
+        if report.done:
+            self.known = None
+        return report
+
+    def _edit(self, edit: Callable[[Manifest], Manifest]) -> Manifest:
+        """Change a store that must exist."""
+        if self.known is None:
+            self.manifest()
+        return self._change(lambda before: edit(self.manifest() if before is None else before))
 
     def _change(self, edit: Edit) -> Manifest:
         self.known = change(self._folder, self.known, edit)

@@ -18,7 +18,7 @@ from halrp.store import atomic
 from halrp.store.folder import MANIFEST, SIGNATURES, TRASH, WORK, Folder, signature_name, work_name
 from halrp.store.manifest import BASE, LAYOUT, TASK, Manifest
 
-_TEMPORARY = re.compile(rf"({SIGNATURES}/)?(tasks/)?\.[^/]+{re.escape(atomic.TEMPORARY)}")
+_TEMPORARY = re.compile(rf"({SIGNATURES}/|{TRASH}/)?(tasks/)?\.[^/]+{re.escape(atomic.TEMPORARY)}")
 _OF_MANIFEST = re.compile(rf"{SIGNATURES}/manifest-[0-9a-f]{{16}}\.sig")
 
 
@@ -35,7 +35,7 @@ def strays(folder: Folder, manifest: Manifest | None) -> list[str]:
 
 def unfinished(folder: Folder) -> list[str]:
     """Files that a killed process was writing; whoever holds the lock knows that nobody writes them now."""
-    files = folder.files(".", "tasks", SIGNATURES, f"{SIGNATURES}/tasks")
+    files = folder.files(".", "tasks", TRASH, SIGNATURES, f"{SIGNATURES}/tasks")
     return [file for file in files if _TEMPORARY.fullmatch(file)]
 
 
@@ -85,7 +85,7 @@ def forget_pruned(folder: Folder, before: Manifest, after: Manifest) -> None:
     """Before the next commit: delete what the last one replaced by pruning, unless it is in use again."""
     named = {entry.file for entry in after.entries}
     for file in before.pruned:
-        for path in (file, f"{TRASH}/{file}") if file not in named else ():
+        for path in (file, f"{TRASH}/{file}", signature_name(file)) if file not in named else ():
             with suppress(OSError, StoreError):
                 os.unlink(folder.path(path))
     trash = folder.path(f"{TRASH}/tasks")
@@ -105,8 +105,12 @@ def clear_work(folder: Folder, manifest: Manifest) -> None:
         shutil.rmtree(folder.path(f"{WORK}/{name}"), ignore_errors=True)
 
 
-def empty(folder: Folder) -> None:
-    """Delete the trash for good; a link in it is deleted, not followed."""
+def empty(folder: Folder, manifest: Manifest) -> None:
+    """Delete the trash for good, and signatures of what was in it; a link in it is deleted, not followed."""
     path = folder.path(TRASH)
     if path.exists():
         shutil.rmtree(path)
+    signed = {signature_name(file) for file in (*strays(folder, None), *(entry.file for entry in manifest.entries))}
+    for file in folder.files(SIGNATURES, f"{SIGNATURES}/tasks"):
+        if file.endswith(".sig") and file not in signed and not _OF_MANIFEST.fullmatch(file):
+            os.unlink(folder.root / file)

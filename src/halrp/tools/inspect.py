@@ -7,6 +7,7 @@ from typing import Any
 
 from halrp.model.delta import Delta
 from halrp.store import task_file
+from halrp.store.folder import TRASH
 from halrp.store.manifest import Entry
 from halrp.store.store import Store
 
@@ -18,6 +19,7 @@ def summary(folder: str | os.PathLike[str]) -> dict[str, Any]:
     layouts = store.layouts(manifest)
     tasks = [
         _task(name, entry, task_file.read(store.content(entry), layouts, str(store.folder / entry.file)))
+        | {"versions": [old._asdict() for old in manifest.versions.get(name, ())]}
         for name, entry in manifest.tasks.items()
     ]
     return {
@@ -25,9 +27,12 @@ def summary(folder: str | os.PathLike[str]) -> dict[str, Any]:
         "version": manifest.version,
         "head": manifest.head,
         "fingerprint": manifest.fingerprint,
+        "identity": manifest.identity,
+        "generation": manifest.generation,
         "base_bytes": manifest.base.bytes,
         "tasks": tasks,
         "bytes": sum({entry.file: entry.bytes for entry in manifest.entries}.values()),
+        "trash_bytes": sum(path.stat().st_size for path in (store.folder / TRASH).rglob("*") if path.is_file()),
         "separate_bytes": manifest.base.bytes * len(tasks),
     }
 

@@ -63,7 +63,7 @@ class HalrpMethod(Method):
                 "progress": context.progress,
             }
             if scratch and files:
-                return Learner.load(folder, model, **settings)
+                return Learner.load(folder, model, attach=False, **settings)
             store = None if scratch else Store(folder, network.CHECKPOINT_EVERY)
             return Learner(model, head=network.HEAD, store=store, **settings)
 
