@@ -13,7 +13,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from halrp.errors import StoreError
+from halrp.errors import StoreError, WriteError
 from halrp.store import atomic
 from halrp.store.folder import MANIFEST, SIGNATURES, TRASH, WORK, Folder, signature_name, work_name
 from halrp.store.manifest import BASE, LAYOUT, TASK, Manifest
@@ -85,9 +85,14 @@ def forget_pruned(folder: Folder, before: Manifest, after: Manifest) -> None:
     """Before the next commit: delete what the last one replaced by pruning, unless it is in use again."""
     named = {entry.file for entry in after.entries}
     for file in before.pruned:
-        for path in (file, f"{TRASH}/{file}", signature_name(file)) if file not in named else ():
-            with suppress(OSError, StoreError):
-                os.unlink(folder.path(path))
+        for name in (file, f"{TRASH}/{file}", signature_name(file)) if file not in named else ():
+            path = folder.path(name)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise WriteError(
+                    f"{path} could not be deleted: {error.strerror or error}; what was there before is unchanged"
+                ) from error
     trash = folder.path(f"{TRASH}/tasks")
     if before.pruned and trash.is_dir():
         atomic.flush_folder(trash)  # the next generation does not remember what this one pruned
