@@ -10,7 +10,6 @@ import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from halrp.checks import check_task_name
 from halrp.errors import DamagedError, DamagedTaskWarning, TaskError, UnknownTaskError, WrongBaseError
@@ -151,11 +150,13 @@ class Committed:
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the base and every task to a store; what is there and equal is left as it is."""
-        target = Store(folder)
+        here = self.store is not None and os.path.realpath(self.store.folder) == os.path.realpath(folder)
+        attached = self.store if here else None
+        target = Store(folder, signing_key=None if attached is None else attached.signing_key)
         manifest = target.commit(self.ready, list(self.tasks.values()))
-        if self.store is not None and _same_folder(self.store.folder, target.folder):
+        if attached is not None:
             # Whoever saves where the learner commits says that this is its store from then on.
-            self.store.known = manifest
+            attached.known = manifest
             self._entries = {name: manifest.tasks[name] for name in self.tasks}
 
     # ---- single tasks -----------------------------------------------------------------------------------------------
@@ -227,10 +228,3 @@ class Committed:
     def _forget(self, name: str) -> None:
         self._entries.pop(name, None)
         self._old.pop(name, None)
-
-
-def _same_folder(folder: Path, other: Path) -> bool:
-    try:
-        return os.path.samefile(folder, other)
-    except OSError:
-        return False

@@ -222,7 +222,7 @@ class Learner(Managed):
         late = sorted(tuned.owned.keys() - owned.keys() - tuned.start.dense.keys())
         method.allocate.check(Size(delta.parameters, delta.bytes), base_size, late)
         tasks = self._compressed({**self.tasks, name: delta}, name, base.parameter_count)
-        self._committed.commit(base, tasks)
+        self._committed.commit(base, tasks, name, replaces)
         run.finish()
         self._scores[name] = tuned.start.scores
         return self.tasks[name]
@@ -261,23 +261,7 @@ class Learner(Managed):
             )
             for view in method.views(any(kernels.values()), data.val is not None)
         }
-<<<<<<< HEAD
         return starts, owned, check
-=======
-        # Fine-tune what the task owns.
-        tuned = fine_tune(base, method, starts, owned, run)
-        # Check, compress and commit.
-        check.delta(base, tuned.net, tuned.factors, tuned.owned)
-        description = setup.description(run, tuned.view)
-        delta = Delta.pack(description, base.layout, tuned.factors, tuned.owned, tuned.start.recovered)
-        late = sorted(tuned.owned.keys() - owned.keys() - tuned.start.dense.keys())
-        method.allocate.check(Size(delta.parameters, delta.bytes), base_size, late)
-        tasks = self._compressed({**self.tasks, name: delta}, name, base.parameter_count)
-        self._committed.commit(base, tasks, name, replaces)
-        run.finish()
-        self._scores[name] = tuned.start.scores
-        return self.tasks[name]
->>>>>>> 190ddb1 (Tasks can be removed, renamed, replaced, merged, refreshed and repaired, each in one commit, here and on the command line)
 
     def predict(self, x: Tensor, task: str | Sequence[str | None] | None, batch: int = 512) -> Tensor:
         """Logits of a task, in evaluation mode and without gradient; `None` is the base's own task.
