@@ -221,6 +221,47 @@ def test_a_reader_beside_a_commit_sees_the_manifest_before_or_the_one_after(
     assert list(Store(signed, verify_key=PUBLIC).manifest().tasks) == ["first", "second", "third"]
 
 
+def made_with(folder: Path, key: Key | None, *names: str) -> Learner:
+    learner = Learner(net("mlp"), method=METHOD, recipe=FAST, base="given", store=Store(folder, signing_key=key))
+    for number, name in enumerate(names):
+        learner.learn(name, tiny_task("mlp", number))
+    return learner
+
+
+def verified(folder: Path) -> list[str]:
+    return sorted(Learner.load(folder, model(), verify_key=PUBLIC, attach=False).tasks)
+
+
+def test_renamed_removed_and_replaced_tasks_are_signed(tmp_path: Path) -> None:
+    learner = made_with(tmp_path, PRIVATE, "x", "y", "z")
+    learner.rename("x", "w")
+    assert verified(tmp_path) == ["w", "y", "z"]
+    learner.remove("y")
+    assert verified(tmp_path) == ["w", "z"]
+    learner.learn("z", tiny_task("mlp", 5), replace=True)
+    assert verified(tmp_path) == ["w", "z"]
+
+
+def test_merging_verifies_the_other_store_if_asked_and_signs_what_comes(tmp_path: Path) -> None:
+    made_with(tmp_path / "ours", PRIVATE, "x")
+    made_with(tmp_path / "theirs", None, "y")
+    store = Store(tmp_path / "ours", signing_key=PRIVATE)
+    with pytest.raises(SignatureError):
+        store.merge(Store(tmp_path / "theirs", verify_key=PUBLIC))
+    assert verified(tmp_path / "ours") == ["x"]
+    store.merge(tmp_path / "theirs")
+    assert verified(tmp_path / "ours") == ["x", "y"]
+
+
+def test_a_rebuilt_manifest_names_only_what_the_key_signed(tmp_path: Path) -> None:
+    made_with(tmp_path, PRIVATE, "x", "y")
+    (tmp_path / "manifest.json").unlink()
+    (signature,) = (tmp_path / "signatures" / "tasks").glob("y-*.sig")
+    signature.unlink()
+    Store(tmp_path, signing_key=PRIVATE).repair()
+    assert verified(tmp_path) == ["x"]
+
+
 def stopped_at(epochs: int) -> Callable[[Progress], None]:
     left = iter(range(epochs))
 
