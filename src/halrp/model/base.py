@@ -26,6 +26,7 @@ from halrp.model.plan import Plan
 from halrp.model.row_trace import interaction
 from halrp.model.rows import NotRowWise
 from halrp.model.size import Size
+from halrp.model.usable import BaseNumbers
 
 
 class Base:
@@ -57,6 +58,11 @@ class Base:
     def tensors(self) -> dict[str, Tensor]:
         """Every parameter and buffer, by its first name."""
         return {n: t.detach() for n, t in (*self.module.named_parameters(), *self.module.named_buffers())}
+
+    @cached_property
+    def numbers(self) -> BaseNumbers:
+        """The tensors with their largest magnitudes, which decide whether a task's numbers can be computed with."""
+        return BaseNumbers(self.tensors)
 
     @property
     def parameter_count(self) -> int:

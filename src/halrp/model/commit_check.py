@@ -26,6 +26,7 @@ from halrp.model.base import Base
 from halrp.model.factors import Factors
 from halrp.model.layers.head import new_head
 from halrp.model.precision import forward_precision
+from halrp.model.usable import base_problem
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,11 @@ class CommitCheck:
 
         `val` are rows of the validation data, which the model must be able to take too.
         """
+        problem = base_problem(base.tensors, dict(base.module.named_buffers()))
+        if problem:
+            raise ModelError(
+                f"{self.task}: {problem}: the model cannot be learned on; initialise it, or load its weights"
+            )
         net = base.trainable(self.classes, *seed_key).eval()
         self._refuse_outside_parameters(net)
         for part, rows in (("train", self.first), ("val", val)):

@@ -12,6 +12,7 @@ from halrp.errors import DamagedError, WrongBaseError
 from halrp.model import views
 from halrp.model.base import Base
 from halrp.model.layers.head import new_head
+from halrp.model.usable import base_problem
 from halrp.store.manifest import Manifest
 from halrp.store.tensors import copy_of
 
@@ -38,6 +39,9 @@ def read(content: bytes, manifest: Manifest, like: Base, source: str) -> Base:
     if manifest.head != like.plan.head:
         raise WrongBaseError(f"{source} was made with the head {manifest.head!r}, the model's is {like.plan.head!r}")
     classes = _classes_of(tensors, like, source)
+    problem = base_problem(tensors, dict(like.module.named_buffers()))
+    if problem:
+        raise DamagedError(f"{source}: {problem}")
     net = views.clone(like.module)
     fresh = new_head(like.module.get_submodule(like.plan.head), classes, torch.device("meta"))
     views.replace_module(net, like.plan.head, fresh.to_empty(device=like.device))

@@ -12,6 +12,7 @@ from halrp.model.base import Base
 from halrp.model.codec import Coded, unpack
 from halrp.model.delta import Delta
 from halrp.model.layout import DTYPES, Layout
+from halrp.model.usable import task_problem
 from halrp.store.requirements import require
 
 
@@ -28,6 +29,8 @@ def check(delta: Delta, base: Base, source: str) -> Delta:
         else:
             _check_weights(delta, base)
             _check_plain(delta, base)
+            problem = task_problem(delta, base.numbers)
+            require(not problem, problem)
     except DamagedError as error:
         raise DamagedError(f"{source}: {error}") from error
     return _moved(delta, base)

@@ -22,9 +22,9 @@ from halrp import seeding
 from halrp.errors import DamagedError, HalrpError, StoreError
 from halrp.model import views
 from halrp.model.base import Base
-from halrp.model.delta import Delta
 from halrp.model.layout import Layout
 from halrp.model.plan import plan
+from halrp.model.usable import BaseNumbers, base_problem, task_problem
 from halrp.model.wrappers import unwrapped
 from halrp.store import atomic, task_file
 from halrp.store.folder import SIGNATURES, TRASH
@@ -72,8 +72,8 @@ class _Reading:
         """Of the base: from the manifest, or else from its file."""
         self.base: Base | None = None
         """If there is a model that fits."""
-        self.buffers = frozenset(name for name, _ in model.named_buffers()) if model is not None else frozenset()
-        """What may hold any number: placeholders may well be NaN."""
+        self.numbers: BaseNumbers | None = None
+        """Of the base, if its file could be read."""
         self.layouts: dict[str, Layout] = {}
         """Of the base, by digest; those that could be read."""
 
@@ -89,10 +89,10 @@ class _Reading:
             bases = [name for name in named if name.startswith("base-")]
             layouts = [name for name in named if name.startswith("layout-")]
             tasks = dict.fromkeys([name for name in named if name.startswith("tasks/")], "")
+        of_layouts = [self._finding(file, partial(self._check_layout, file)) for file in layouts]
         for file in bases:
             yield self._finding(file, partial(self._check_base, file))
-        for file in layouts:
-            yield self._finding(file, partial(self._check_layout, file))
+        yield from of_layouts
         for file, name in tasks.items():
             yield self._finding(file, partial(self._check_task, file, name))
         for file in present:
@@ -133,11 +133,15 @@ class _Reading:
 
     def _check_base(self, file: str) -> str:
         tensors = safetensors.torch.load(self._content(file))
-        self._refuse([name for name, tensor in tensors.items() if bool(tensor.isnan().any())], "NaN")
+        problem = base_problem(tensors, self._buffers())
+        if problem:
+            known = self.model is not None or self.layouts
+            raise DamagedError(problem if known else f"{problem}; if it is a buffer and meant to, give the model")
         fingerprint = seeding.fingerprint(tensors)
         self.fingerprint = self.fingerprint or fingerprint
         if fingerprint != self.fingerprint:
             raise DamagedError(f"it has the fingerprint {fingerprint[:12]}…, not {self.fingerprint[:12]}…")
+        self.numbers = BaseNumbers(tensors)
         note = f"the base, fingerprint {fingerprint[:12]}…"
         if self.model is None or self.manifest is None:
             return note
@@ -152,11 +156,11 @@ class _Reading:
         self.layouts[layout.digest] = layout
         return f"what tasks may own: {len(layout.slots)} tensors"
 
-    def _refuse(self, names: list[str], problem: str) -> None:
-        wrong = [name for name in names if name not in self.buffers]
-        if wrong:
-            hint = "" if self.model is not None else "; if it is a buffer and meant to, give the model"
-            raise DamagedError(f"{problem} in {', '.join(wrong[:3])}{hint}")
+    def _buffers(self) -> set[str]:
+        """What may hold any number: the buffers of the model, or those that layouts name."""
+        if self.model is not None:
+            return {name for name, _ in self.model.named_buffers()}
+        return {slot.name for layout in self.layouts.values() for slot in layout.slots if slot.kind == "buffer"}
 
     def _check_task(self, file: str, name: str) -> str:
         source = str(self.store.folder / file)
@@ -165,7 +169,9 @@ class _Reading:
             raise DamagedError(f"it holds the task {delta.task!r}, not {name!r}")
         if self.fingerprint is not None and delta.base != self.fingerprint:
             raise DamagedError(f"it belongs to a base {delta.base[:12]}…, not to {self.fingerprint[:12]}…")
-        self._refuse(_not_finite(delta), "NaN or infinity")
+        problem = task_problem(delta, self.numbers)
+        if problem:
+            raise DamagedError(problem)
         fits = ""
         if self.base is not None:
             task_file.check(delta, self.base, source)
@@ -173,14 +179,6 @@ class _Reading:
         elif self.model is not None:
             fits = ", not compared with the model: the base cannot be used"
         return f"task {delta.task!r}, {delta.classes} classes{fits}"
-
-
-def _not_finite(delta: Delta) -> list[str]:
-    """The tensors of a task with a number that is not finite; matrices are decoded, which shows that they can be."""
-    tensors = {**delta.plain, **delta.owned}
-    for name, part in delta.factors.items():
-        tensors |= {f"{letter} of {name}": t for letter, t in zip("rspq", part.tensors(), strict=True)}
-    return [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
 
 
 def _walk(folder: Path) -> Iterator[Path]:
