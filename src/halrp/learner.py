@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from halrp import parallel, seeding
 from halrp.committed import Committed
-from halrp.errors import DataError, HeadError, SettingError, WrongBaseError
+from halrp.errors import HeadError, SettingError, WrongBaseError
 from halrp.managed import Managed
 from halrp.method.fine_tune import fine_tune
 from halrp.method.importance import measure
@@ -34,6 +34,7 @@ from halrp.model.size import Size
 from halrp.model.wrappers import unwrapped
 from halrp.objectives import classification
 from halrp.provenance import recalled_settings
+from halrp.serve.checks import check_predict, naming_inputs
 from halrp.store.signing import AnyKey
 from halrp.store.store import Store
 from halrp.task_setup import TaskArguments, TaskSetup, check_epochs
@@ -271,10 +272,9 @@ class Learner(Managed):
         by the statistics of the batch does so among the rows of one task, `batch` of them at a time. Forward passes
         have the precision in which each task was learned, whatever the recipe is by now.
         """
-        if x.shape[0] == 0:
-            raise DataError("predict: x has no rows; pass at least one example")
+        check_predict(x, task, batch)
         x = self._committed.body.prepare_inputs(x)
-        with torch.no_grad():
+        with torch.no_grad(), naming_inputs(x):
             if task is None or isinstance(task, str):
                 return self._committed.predictor.predict(x, task, batch)
             return self._committed.predictor.predict_mixed(x, task, batch)

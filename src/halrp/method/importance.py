@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from halrp.errors import SettingError
+from halrp.errors import DivergedError, SettingError
 from halrp.method.protocols import Importance
 from halrp.model.base import evaluating
 from halrp.model.layers.registry import family_for, moments_rule
@@ -106,6 +106,13 @@ def measure(
     if wrong:
         raise SettingError(
             f"{rule!r} gives no importance of {', '.join(wrong[:3])}; it must return a scalar tensor for each weight"
+        )
+    infinite = [name for name in weights if not bool(importance[name].isfinite())]
+    infinite += [name for name, factor in factors.items() if not all(bool(part.isfinite().all()) for part in factor)]
+    if infinite:
+        raise DivergedError(
+            f"the gradients of {infinite[0]} are not finite after warm-up, so training diverged; lower Recipe(lr=...) "
+            "or check the scale of the inputs"
         )
     return Sensitivity(importance, factors)
 

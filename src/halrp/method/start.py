@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from halrp.errors import DivergedError
 from halrp.method import allocate, decompose
 from halrp.method.importance import Curvature, Sensitivity, at_least_float32
 from halrp.method.method import Halrp
@@ -122,6 +123,11 @@ def _decomposed(
         left_out = residual.square().sum() - kernel * matrix.square().sum()
         tail = method.decompose.dropped_loss(matrix, curvature) - scores.sum()
         rest = importance * left_out.clamp(min=0) + tail.clamp(min=0)
+    if not bool(scores.isfinite().all() & rest.isfinite()):
+        raise DivergedError(
+            f"the residual of a weight of shape {tuple(free.shape)} is so large that its predicted loss is not finite; "
+            "lower the learning rate of the warm-up"
+        )
     may_be_dense = kernel == 1  # a kernel's mean keeps to the form of the view
     return _Layer(r, s, matrix, u, sigma, v, LayerOptions(scores, *prices, rest, may_be_dense))
 

@@ -68,9 +68,14 @@ class CommitCheck:
         with seeding.isolated("commit check", device=base.device), torch.no_grad():
             net.train()
             try:
-                self._outputs(net, self.first)
+                outputs = self._outputs(net, self.first)
             except (RuntimeError, ValueError, IndexError):
                 return  # training will show the error, with the whole batch
+        if not isinstance(outputs, Tensor):
+            raise ModelError(
+                f"{self.task}: in training mode the model gives a {type(outputs).__name__}, not the logits alone; "
+                "switch its auxiliary outputs off (such as aux_logits=False), or wrap it so that it returns the logits"
+            )
         self._compare(net.eval(), restored(base, net, self.classes))
 
     def base(self, initial: Base, net: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from halrp.model.layers.stacks import LayerTasks, WeightStack, scale_and_shift
 from halrp.model.rows import rows_of
 
 HEADS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-"""Layer types that can serve as a head."""
+"""Layer types that can serve as a head, and whose subclasses can if they have no tensors of their own."""
 
 
 def find_head(model: nn.Module, name: str | None = None) -> str:
@@ -23,33 +24,49 @@ def find_head(model: nn.Module, name: str | None = None) -> str:
     A head that the model holds under several names is called by the first.
     """
     modules = {path: module for path, module in model.named_modules() if path}
-    candidates = [path for path, module in modules.items() if isinstance(module, nn.Linear)]
+    candidates = [path for path, module in modules.items() if isinstance(module, nn.Linear) and not unfit(module)]
     advice = f"layers that could serve: {', '.join(candidates) or 'none'}"
     if name is not None:
         named = dict(model.named_modules(remove_duplicate=False)).get(name)
         name = next((path for path, module in modules.items() if module is named), name)
         if name not in modules:
             raise HeadError(f"the model has no module named {name!r} to be its head; {advice}")
-        if type(modules[name]) not in HEADS or getattr(modules[name], "groups", 1) != 1:
-            raise HeadError(
-                f"the head {name!r} is a {type(modules[name]).__name__}; it must be an nn.Linear or an ungrouped "
-                f"convolution, so that it can be built for each number of classes; {advice}"
-            )
+        if reason := unfit(modules[name]):
+            raise HeadError(f"the head {name!r} {reason}; {advice}")
         return name
     layers = [path for path, module in modules.items() if any(True for _ in module.parameters(recurse=False))]
-    last: str | None = layers[-1] if layers else None
-    if last is not None and type(modules[last]) is nn.Linear:
+    last: str | None = layers[-1].partition(".parametrizations.")[0] if layers else None
+    if last is not None and last in candidates:
         return last
-    raise HeadError(
-        f"no head found: the last layer with parameters, {last!r}, is not an nn.Linear; "
-        f"name it with Learner(..., head=...); {advice}"
-    )
+    reason = "no layer has parameters" if last is None else f"the last layer with parameters, {last!r}, "
+    if last is not None:
+        reason += unfit(modules[last]) or f"is a {type(modules[last]).__name__}, not an nn.Linear"
+    raise HeadError(f"no head found: {reason}; name it with Learner(..., head=...); {advice}")
+
+
+def unfit(layer: nn.Module) -> str:
+    """Why a layer cannot serve as a head, since it cannot be built for each number of classes; empty if it can."""
+    kind = type(layer).__name__
+    if not isinstance(layer, HEADS) or getattr(layer, "groups", 1) != 1:
+        return (
+            f"is a {kind}; it must be an nn.Linear or an ungrouped convolution, so that it can be built for each "
+            "number of classes"
+        )
+    tensors = {name for name, _ in (*layer.named_parameters(), *layer.named_buffers())}
+    if extra := sorted(tensors - {"weight", "bias"}) or ["no weight"] * ("weight" not in tensors):
+        return (
+            f"is a {kind} with {', '.join(extra[:3])} besides weight and bias, so it cannot be built for each number "
+            "of classes; give a layer with weight and bias alone (torch.nn.utils.parametrize.remove_parametrizations)"
+        )
+    return ""
 
 
 def new_head(head: nn.Module, classes: int, device: torch.device | None = None) -> nn.Module:
     """A fresh head of the same kind with one output per class, drawn from the global generator."""
     weight = cast(Tensor, head.weight)
     like: dict[str, Any] = {"device": device or weight.device, "dtype": weight.dtype}
+    if type(head) not in HEADS:
+        return _new_subclass_head(head, classes, like)
     if isinstance(head, nn.Linear):
         return nn.Linear(head.in_features, classes, bias=head.bias is not None, **like)
     conv = cast(nn.Conv2d, head)
@@ -64,6 +81,19 @@ def new_head(head: nn.Module, classes: int, device: torch.device | None = None) 
         padding_mode=cast(Any, conv.padding_mode),
         **like,
     )
+
+
+def _new_subclass_head(head: nn.Module, classes: int, like: dict[str, Any]) -> nn.Module:
+    """A copy of a head of a user's class, with all its settings, and new parameters of another width."""
+    new = {
+        id(parameter): nn.Parameter(torch.empty(classes, *parameter.shape[1:], **like))
+        for parameter in head.parameters()
+    }
+    fresh = copy.deepcopy(head, dict(new))
+    setattr(fresh, "out_features" if isinstance(head, nn.Linear) else "out_channels", classes)
+    if like["device"].type != "meta":
+        cast(nn.Linear, fresh).reset_parameters()
+    return fresh
 
 
 class MixedHead:
@@ -83,6 +113,8 @@ def mixed_head(tasks: LayerTasks, classes: Sequence[int]) -> MixedHead | MixedCo
 
     The bias of a class that a task does not have is −inf, so that a softmax after the head does not see it.
     """
+    if type(tasks.layer) not in HEADS:  # its forward may be another
+        raise tasks.not_row_wise()
     shared = dict(tasks.layer.named_parameters())
     base_weight = shared["weight"].detach()
     weight = base_weight.new_zeros(len(classes), max(classes), *base_weight.shape[1:])
