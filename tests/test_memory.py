@@ -69,12 +69,12 @@ WIDTH = 251
 def weights_in_memory() -> int:
     """How many pieces of memory are as large as the weight of such a layer; gradients included."""
     gc.collect()
-    places = set()
+    addresses = set()
     for tensor in [value for value in gc.get_objects() if issubclass(type(value), torch.Tensor)]:
         for part in (tensor, tensor.grad if tensor.is_leaf else None):
             if part is not None and not part.is_meta and part.untyped_storage().nbytes() == 4 * WIDTH**2:
-                places.add(part.untyped_storage().data_ptr())
-    return len(places)
+                addresses.add(part.untyped_storage().data_ptr())
+    return len(addresses)
 
 
 @pytest.mark.parametrize("base", ["first", "given"])
