@@ -28,7 +28,12 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "deletion: time.sleep(0.05) → pass": "waiting for a lock costs the processor",
         "comparison: time.monotonic() >= deadline → time.monotonic() > deadline": "one instant of a clock",
     },
-    "halrp.store.fitting": {"constant: 12 → 13": _MESSAGE},
+    "halrp.store.fitting": {
+        "constant: 12 → 13": _MESSAGE,
+        "deletion: tensor = tensor.to(base.device, copy=True) → pass": (
+            "a delta gives copies of its tensors, and the device is the base's on a machine that has one"
+        ),
+    },
     "halrp.store.format_1": {
         "constant: 2 → 3": "a bound beyond every file that fits into memory",
         "constant: 3 → 4": _MESSAGE,

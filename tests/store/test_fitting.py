@@ -13,10 +13,11 @@ from halrp import Delta, Learner
 from halrp.errors import DamagedError, WrongBaseError
 from halrp.model.base import Base
 from halrp.model.codec import Coded
+from halrp.model.copies import held
 from halrp.model.layout import Slot
 from halrp.store import task_file
 from halrp.store.fitting import check
-from tests.helpers import FAST, drawn, tiny_task
+from tests.helpers import FAST, address, drawn, tiny_task
 from tests.store.test_store import ConvHead, roomy
 
 Change = Callable[[Delta], Delta]
@@ -201,9 +202,9 @@ def test_tasks_share_the_layout_of_the_base_and_another_one_stays(delta: Delta, 
 
 def test_what_fits_is_a_copy_in_memory_of_its_own(delta: Delta, base: Base) -> None:
     fitted = check(delta, base, "the file")
-    for name, tensor in delta.plain.items():
-        assert torch.equal(fitted.plain[name], tensor)
-        assert fitted.plain[name].data_ptr() != tensor.data_ptr()
+    for name, tensor in held(delta.plain).items():
+        assert torch.equal(held(fitted.plain)[name], tensor)
+        assert address(held(fitted.plain)[name]) != address(tensor)
 
 
 def test_a_kernel_has_its_channels_last_where_the_base_has() -> None:
