@@ -22,7 +22,7 @@ from tests.reliability import campaign
 from tests.reliability.operations import OPERATIONS
 
 MUTANTS = 1_050_000
-AGAIN = 60
+AGAIN = 30
 """Runs of each operation that are killed several times in a row."""
 
 
@@ -44,9 +44,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as name:
         scratch = Path(name)
         faults: dict[str, Callable[..., dict[str, int]]] = {
-            "kills": lambda each, folder: campaign.kills(each, folder, again=arguments.again),
             "full disk": campaign.full_disk,
             "power loss": campaign.power_loss,
+            "kills": lambda each, folder: campaign.kills(each, folder, again=arguments.again),
         }
         for fault, run in faults.items():
             record[fault] = {}

@@ -42,8 +42,8 @@ def test_power_lost_at_any_step_leaves_the_old_state_or_the_new_one(name: str, t
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMED)
 def test_a_kill_at_every_step_and_kills_in_a_row_lose_nothing(name: str, tmp_path: Path) -> None:
-    counts = campaign.kills(NAMED[name], tmp_path, again=60)
-    assert counts["kills"] >= counts["steps"] + 60
+    counts = campaign.kills(NAMED[name], tmp_path, again=30)
+    assert counts["kills"] >= counts["steps"] + 30
 
 
 @pytest.mark.slow
