@@ -87,6 +87,19 @@ def test_an_old_store_that_is_saved_elsewhere_holds_the_same_numbers_in_smaller_
 
 
 @pytest.mark.parametrize("name", CORPORA)
+def test_old_versions_of_a_corpus_can_be_brought_back(name: str, tmp_path: Path) -> None:
+    shutil.copytree(HERE / name / "store", tmp_path / name / "store")
+    learner = loaded(name, tmp_path)
+    replaced = {n for n in learner.tasks if learner.versions(n)}
+    assert replaced == set(CORPORA[name].replaced)
+    for n in replaced:
+        before = checksum(learner.tasks[n])
+        assert checksum(learner.revert(n)) != before
+        learner.revert(n)
+        assert checksum(loaded(name, tmp_path).tasks[n]) == before
+
+
+@pytest.mark.parametrize("name", CORPORA)
 def test_an_old_store_can_be_continued(name: str, tmp_path: Path) -> None:
     shutil.copytree(HERE / name / "store", tmp_path / name / "store")
     learner = Learner(
