@@ -125,6 +125,26 @@ def test_logits_are_as_wide_as_the_widest_task_present() -> None:
         assert torch.equal(wide.isneginf().sum(1), torch.tensor([4, 5, 0, 0, 5, 4]))
 
 
+def test_tasks_learned_later_change_no_bit_of_a_mixed_call() -> None:
+    def bits(model: nn.Module, plan: Plan, x: Tensor) -> list[bool]:
+        deltas = [random_delta(model, plan, seed, 2 + seed, ("mean", "full")[seed % 2], rank=seed) for seed in range(4)]
+        later = [random_delta(model, plan, 8, 100, "full", rank=17), random_delta(model, plan, 9, 37, "mean", rank=9)]
+        rows = shuffled_rows(len(x), len(deltas))
+        alone, beside = (mixed_module(model, plan, each) for each in (deltas, deltas + later))
+        same = torch.equal(alone(x, rows), beside(x, rows))
+        return [same, alone.one_pass, beside.one_pass]
+
+    model = backbones.build("lenet").eval()
+    assert bits(model, plan_of(model), inputs(64, 3, 32, 32, dtype=torch.float32)) == [True, True, True]
+
+    def with_conv_head() -> nn.Module:
+        head = nn.Conv2d(64, 3, 1)
+        return nn.Sequential(nn.Conv2d(8, 64, 3), nn.ReLU(), head, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    model = drawn(with_conv_head).eval()
+    assert bits(model, plan_of(model, "2"), inputs(64, 8, 9, 9, dtype=torch.float32)) == [True, True, True]
+
+
 def test_a_softmax_after_the_head_sees_only_the_classes_of_the_task() -> None:
     model = nn.Sequential(drawn(lambda: nn.Linear(10, 12)), nn.Linear(12, 3), nn.LogSoftmax(1)).double().eval()
     plan = plan_of(model, "1")

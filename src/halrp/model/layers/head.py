@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from halrp.errors import HeadError
 from halrp.model.layers.conv import MixedConv
 from halrp.model.layers.stacks import LayerTasks, WeightStack, scale_and_shift
-from halrp.model.rows import rows_of
+from halrp.model.rows import ROWS, rows_of
 
 HEADS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """Layer types that can serve as a head, and whose subclasses can if they have no tensors of their own."""
@@ -108,8 +109,24 @@ class MixedHead:
         return scale_and_shift(rows.times(x, self.weight), None, rows.last(self.bias, x))
 
 
-def mixed_head(tasks: LayerTasks, classes: Sequence[int]) -> MixedHead | MixedConv:
-    """The heads of all tasks as one layer, padded to the widest; `classes` are those of each task.
+class MixedHeads:
+    """The heads of all tasks as one layer, as wide as the widest task among the rows.
+
+    A width that depends on other tasks would change the last bits of the logits when a wider task is learned later.
+    """
+
+    def __init__(self, form: Callable[[int], Callable[[Tensor], Tensor]], classes: Sequence[int]) -> None:
+        """Take what makes the layer of a width, and the classes of each task."""
+        self.form, self.classes = cache(form), classes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Apply the heads to x."""
+        width = max(self.classes[task] for task, _ in ROWS.get().groups)
+        return self.form(width)(x)
+
+
+def mixed_head(tasks: LayerTasks, classes: Sequence[int]) -> MixedHeads:
+    """The heads of all tasks as one layer; `classes` are those of each task.
 
     The bias of a class that a task does not have is −inf, so that a softmax after the head does not see it.
     """
@@ -124,7 +141,11 @@ def mixed_head(tasks: LayerTasks, classes: Sequence[int]) -> MixedHead | MixedCo
         tensors = private or shared
         weight[task, :width] = tensors["weight"]
         bias[task, :width] = tensors.get("bias", base_weight.new_zeros(width))
-    if isinstance(tasks.layer, nn.Linear):
-        return MixedHead(tasks.path, weight, bias)
-    stack = WeightStack(base_weight, [None] * len(weight), dict(enumerate(weight)))
-    return MixedConv(tasks, stack, bias)
+
+    def form(width: int) -> Callable[[Tensor], Tensor]:
+        if isinstance(tasks.layer, nn.Linear):
+            return MixedHead(tasks.path, weight[:, :width], bias[:, :width])
+        dense = {task: filters[:width].contiguous() for task, filters in enumerate(weight)}
+        return MixedConv(tasks, WeightStack(base_weight, [None] * len(weight), dense), bias[:, :width])
+
+    return MixedHeads(form, classes)
