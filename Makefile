@@ -60,6 +60,7 @@ bench: .venv/dev
 	$(BIN)/python -m benchmarks.mixed_batch --json results/benchmarks/mixed_batch.json
 	$(BIN)/python -m benchmarks.many_tasks --json results/benchmarks/many_tasks.json
 	$(BIN)/python -m benchmarks.batches --json results/benchmarks/batches.json
+	$(BIN)/python -m benchmarks.checkpoints --json results/benchmarks/checkpoints.json
 	$(BIN)/python -m benchmarks.lab_overhead --json results/benchmarks/lab_overhead.json
 
 format: .venv/dev

@@ -95,6 +95,7 @@ def parts(root: Path) -> dict[str, Callable[[], str]]:
         "mixed-batch": partial(ratios_table, benchmarks / "mixed_batch.json", "mixed batch"),
         "many-tasks": partial(ratios_table, benchmarks / "many_tasks.json", "last five of 50 tasks to tasks 2 – 6"),
         "batches": partial(ratios_table, benchmarks / "batches.json", "batches of 128 images"),
+        "checkpoints": partial(ratios_table, benchmarks / "checkpoints.json", "ten epochs, LeNet"),
         "overhead": partial(ratios_table, benchmarks / "lab_overhead.json", "three tasks, LeNet"),
         "decoding": partial(decoding_table, benchmarks / "decode.json"),
         "times": partial(times_table, benchmarks / "time_per_task.json"),
