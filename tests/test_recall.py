@@ -26,7 +26,7 @@ from halrp import (
     Whitened,
 )
 from halrp.errors import SettingError
-from halrp.provenance import KNOWN, method_settings, recalled_method
+from halrp.provenance import KNOWN, describe, method_settings, recalled_method, recalled_settings
 from halrp.store import task_file
 from tests.helpers import FAST, net, tiny_task
 
@@ -128,3 +128,17 @@ HOSTILE: dict[str, Any] = {
 def test_settings_that_make_no_method_are_a_setting_error(kind: str) -> None:
     with pytest.raises(SettingError, match="does not give the method"):
         recalled_method({"method": HOSTILE[kind]})
+
+
+def test_a_recipe_that_this_version_does_not_train_with_is_asked_for_when_it_is_needed() -> None:
+    old = describe(Recipe()) | {"autocast": "torch.float16"}
+    method, recipe, seed = recalled_settings({"method": GOOD, "recipe": old, "seed": 3}, None, None, None)
+    assert method == Halrp.budget(5_000)
+    assert isinstance(recipe, SettingError)
+    assert seed == 3
+    learner = Learner(net("mlp"), base="given")
+    learner._recipe = recipe
+    with pytest.raises(SettingError, match=r"float16.*pass Learner\.load\(\.\.\., recipe="):
+        learner.learn("a", tiny_task("mlp"))
+    learner.recipe = FAST
+    assert learner.recipe == FAST
