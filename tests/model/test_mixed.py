@@ -145,6 +145,35 @@ def test_tasks_learned_later_change_no_bit_of_a_mixed_call() -> None:
     assert bits(model, plan_of(model, "2"), inputs(64, 8, 9, 9, dtype=torch.float32)) == [True, True, True]
 
 
+class Shifted(nn.Module):
+    """A layer of the user's own with a buffer, for which there is no mixed form."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(columns))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - cast(Tensor, self.centre)
+
+
+def test_a_task_without_a_mixed_form_is_computed_alone_and_changes_no_bit_of_the_others() -> None:
+    model = nn.Sequential(drawn(lambda: nn.Linear(10, 12)), Shifted(12), nn.ReLU(), nn.Linear(12, 3)).eval()
+    plan = plan_of(model)
+    deltas = [random_delta(model, plan, seed, classes=2 + seed) for seed in range(4)]
+    older = [replace(d, plain={n: t for n, t in d.plain.items() if n != "1.centre"}) for d in deltas[:3]]
+    x = inputs(24, 10, dtype=torch.float32)
+    rows = shuffled_rows(len(x), len(older))
+    before, beside = mixed_module(model, plan, older), mixed_module(model, plan, [*older, deltas[3]])
+    expected = before(x, rows)
+    assert before.one_pass
+    assert torch.equal(beside(x, rows), expected)
+    assert "Shifted" in beside.reason
+    rows[::4] = 3
+    got = beside(x, rows)
+    assert torch.equal(got[::4], mixed_module(model, plan, deltas[3:])(x[::4].contiguous(), torch.zeros(6).long()))
+    assert torch.equal(got[rows != 3][:, :4], before(x[rows != 3], rows[rows != 3]))
+
+
 def test_a_softmax_after_the_head_sees_only_the_classes_of_the_task() -> None:
     model = nn.Sequential(drawn(lambda: nn.Linear(10, 12)), nn.Linear(12, 3), nn.LogSoftmax(1)).double().eval()
     plan = plan_of(model, "1")

@@ -7,7 +7,8 @@ That is right only if the model treats the rows of a batch independently and kee
 structure decides that, before the first batch of a kind is computed (`row_trace`), so the same call takes the same way
 every time, whatever was computed before. As a second net the first batch is also computed task by task and the results
 are compared. Where one pass is refused, fails or differs, batches are computed task by task through the tasks' own
-modules, which is always right and slower. `one_pass` says which way is used, `reason` why.
+modules, which is always right and slower. `one_pass` says which way is used, `reason` why. A task that changes a layer
+without a mixed form is computed alone, and the others as if it were not there.
 
 A model that normalises by the statistics of the batch is always computed task by task: the rows of a task are
 normalised by the rows of that task, as if they had been passed alone.
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -55,10 +56,17 @@ class MixedModule:
         self._compared: set[object] = set()
         self._reasons: dict[object, str] = {}
         """Why batches are computed task by task, by the kind of batch; under None for every kind."""
+        self._alone: dict[int, str] = {}
+        """Why a task shares no pass, by its index."""
         try:
-            self._net = self._mixed_network()
+            self._net = self._mixed_network(self._deltas)
         except NotRowWise as reason:
-            self._reasons[None] = str(reason)
+            self._alone = self._refusals()
+            sharing = [base.task if number in self._alone else delta for number, delta in enumerate(self._deltas)]
+            if all(delta.is_base for delta in sharing):
+                self._reasons[None] = str(reason)
+            else:
+                self._net = self._mixed_network(sharing)
 
     @property
     def one_pass(self) -> bool:
@@ -68,7 +76,7 @@ class MixedModule:
     @property
     def reason(self) -> str:
         """Why some batches are computed task by task; empty as long as one pass serves."""
-        return next(iter(self._reasons.values()), "")
+        return next(chain(self._reasons.values(), self._alone.values()), "")
 
     def __call__(self, x: Tensor, rows: Tensor) -> Tensor:
         """Logits of x (N, ...), where rows (N,) holds the index of each row's task.
@@ -85,10 +93,9 @@ class MixedModule:
         """
         tasks = torch.tensor(self._tasks(x, rows))
         with torch.no_grad(), forward_precision(None, x.device):
-            precisions = [self._deltas[task].autocast for task in tasks.tolist()]
+            kinds = [(self._deltas[task].autocast, task in self._alone) for task in tasks.tolist()]
             groups = [
-                torch.tensor([n for n, each in enumerate(precisions) if each == precision])
-                for precision in dict.fromkeys(precisions)
+                torch.tensor([n for n, each in enumerate(kinds) if each == kind]) for kind in dict.fromkeys(kinds)
             ]
             if len(groups) == 1:
                 return self._one_precision(x, tasks, batch)
@@ -113,13 +120,14 @@ class MixedModule:
     def _one_precision(self, x: Tensor, tasks: Tensor, batch: int) -> Tensor:
         """Logits of rows (N,) of tasks that compute in the same precision: in one pass if that is right."""
         precision, kind = self._deltas[int(tasks[0])].autocast, (x.shape[1:], x.dtype)
-        if self._net is None or kind in self._reasons or len(tasks.unique()) == 1:
+        alone = self._net is None or int(tasks[0]) in self._alone
+        if alone or kind in self._reasons or len(tasks.unique()) == 1:
             return self._task_by_task(x, tasks, batch)
         reason = self._base.interaction(x)
         if not reason:
             try:
                 with forward_precision(precision, x.device):
-                    return self._in_one_pass(self._net, x, tasks, batch)
+                    return self._in_one_pass(cast(nn.Module, self._net), x, tasks, batch)
             except Exception as error:  # of any kind: the tasks' own modules show whether the input is at fault
                 reason = _reason(error)
         logits = self._task_by_task(x, tasks, batch)
@@ -180,26 +188,42 @@ class MixedModule:
 
     # ---- the network for mixed rows ---------------------------------------------------------------------------
 
-    def _mixed_network(self) -> nn.Module:
+    def _refusals(self) -> dict[int, str]:
+        """Why tasks cannot share a pass, by their indices. It depends on the names of what a task changes alone."""
+        reasons: dict[frozenset[str], str] = {}
+        refused = {}
+        for number, delta in enumerate(self._deltas):
+            names = frozenset(_names(delta))
+            if names not in reasons:
+                try:
+                    self._mixed_network([delta])
+                    reasons[names] = ""
+                except NotRowWise as reason:
+                    reasons[names] = str(reason)
+            if reasons[names]:
+                refused[number] = reasons[names]
+        return refused
+
+    def _mixed_network(self, deltas: Sequence[Delta]) -> nn.Module:
         """A copy of the base in which every layer that some task changes has its mixed forward pass."""
         net = self._base.row_wise_copy()
-        for path, leaves in self._changed().items():
+        for path, leaves in self._changed(deltas).items():
             layer = net.get_submodule(path)
             if layer._forward_hooks or layer._forward_pre_hooks:
                 raise NotRowWise(f"{path} has hooks")
-            layer.__dict__["forward"] = self._mixed_forward(path, layer, leaves)
+            layer.__dict__["forward"] = self._mixed_forward(path, layer, leaves, deltas)
             rule = rule_for(layer)
             for leaf in leaves if rule is None or rule.hides_tensors else ():
                 (layer._parameters if leaf in layer._parameters else layer._buffers).pop(leaf)
         return net
 
-    def _changed(self) -> dict[str, set[str]]:
+    def _changed(self, deltas: Sequence[Delta]) -> dict[str, set[str]]:
         """For every layer that some task changes, the names of the tensors it changes there."""
         holders = dict(self._model.named_modules(remove_duplicate=False))
         listings = self._model.named_parameters, self._model.named_buffers
         names = aliases(chain.from_iterable(listing(remove_duplicate=False) for listing in listings))
         changed: dict[str, set[str]] = {}
-        for name in dict.fromkeys(chain.from_iterable((*d.held_factors, *d.held_owned) for d in self._deltas)):
+        for name in dict.fromkeys(chain.from_iterable(map(_names, deltas))):
             if len({id(holders[alias.rpartition(".")[0]]) for alias in names.get(name, ())}) > 1:
                 raise NotRowWise(f"{' and '.join(names[name])} are tied")
             path = name.rpartition(".")[0]
@@ -210,23 +234,30 @@ class MixedModule:
             changed.setdefault(path, set()).add(name[len(path) + 1 :] if path else name)
         return changed
 
-    def _mixed_forward(self, path: str, layer: nn.Module, leaves: set[str]) -> Callable[..., Any]:
+    def _mixed_forward(
+        self, path: str, layer: nn.Module, leaves: set[str], deltas: Sequence[Delta]
+    ) -> Callable[..., Any]:
         tasks = LayerTasks(
             path,
             layer,
             frozenset(leaves),
-            [delta.held_factors for delta in self._deltas],
-            [delta.held_owned for delta in self._deltas],
+            [delta.held_factors for delta in deltas],
+            [delta.held_owned for delta in deltas],
             lambda task: self._view(task).get_submodule(path),
         )
         if path == self._plan.head:
-            return mixed_head(tasks, self._classes)
+            return mixed_head(tasks, [delta.classes for delta in deltas])
         rule = rule_for(layer)
         if rule is None:
             raise tasks.not_row_wise()
         if "mixed" in rule.lacks:
             raise tasks.not_row_wise(f"the layer rule for {type(layer).__name__} has no mixed form")
         return rule.mixed(tasks)
+
+
+def _names(delta: Delta) -> tuple[str, ...]:
+    """The tensors that a task changes."""
+    return (*delta.held_factors, *delta.held_owned)
 
 
 def _concatenate(parts: Sequence[Tensor]) -> Tensor:
