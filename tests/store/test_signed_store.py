@@ -55,6 +55,31 @@ def signed(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "store"))
 
 
+def forge(folder: Path) -> None:
+    """Add a task as somebody does who has no key: the library refuses that as long as it sees signatures."""
+    hidden = (folder / "signatures").rename(folder.with_name("hidden"))
+    learner_at(Store(folder)).learn("third", tiny_task("mlp", 2))
+    hidden.rename(folder / "signatures")
+
+
+def test_a_signed_store_is_changed_with_its_key_only(signed: Path) -> None:
+    before = tree(signed)
+    learner = learner_at(Store(signed))
+    epochs: list[Progress] = []
+    learner.progress = epochs.append
+    with pytest.raises(SignatureError, match="is signed"):
+        learner.learn("third", tiny_task("mlp", 2))
+    with pytest.raises(SignatureError, match="is signed"):
+        learner.remove("second")
+    assert epochs == []
+    assert {name: content for name, content in tree(signed).items() if name != "lock"} == {
+        name: content for name, content in before.items() if name != "lock"
+    }
+    shutil.rmtree(signed / "signatures")
+    learner.remove("second")
+    assert list(Learner.load(signed, model()).tasks) == ["first"]
+
+
 SIGNED = ("manifest.json", "base-*", "layout-*", "tasks/first-*", "tasks/second-*")
 
 
@@ -116,15 +141,14 @@ def test_a_file_whose_signature_is_missing_or_wrong_is_refused_by_name(pattern: 
 
 def test_what_was_changed_with_its_checksums_is_refused(signed: Path) -> None:
     """Whoever writes to the folder can make a store that is whole, and cannot sign it."""
-    forged = learner_at(Store(signed))
-    forged.learn("third", tiny_task("mlp", 2))
+    forge(signed)
     assert {finding.status for finding in verify(signed)} == {"good"}
     with pytest.raises(SignatureError, match=r"manifest\.json has no signature.*halrp sign"):
         Learner.load(signed, model(), verify_key=PUBLIC)
 
 
 def test_a_signing_store_never_signs_what_somebody_else_wrote(signed: Path) -> None:
-    learner_at(Store(signed)).learn("third", tiny_task("mlp", 2))
+    forge(signed)
     before = tree(signed)
     with pytest.raises(SignatureError):
         learner_at(Store(signed, signing_key=PRIVATE))

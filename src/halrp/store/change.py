@@ -29,6 +29,7 @@ def change(folder: Folder, known: Manifest | None, edit: Edit) -> Manifest:
         folder.refuse_links()
         before = folder.manifest() if folder.exists() else None
         lineage.check(folder.root, known, before)
+        folder.refuse_unsigned(before)
         after = edit(before).following(before)
         if after is not before:
             _check_number(folder, after)

@@ -60,6 +60,16 @@ class Folder:
                 "Store(folder, signing_key=…), or Learner.load(..., attach=False) for a copy that is never written"
             )
 
+    def refuse_unsigned(self, manifest: Manifest | None) -> None:
+        """Refuse to follow a signed manifest by one without a signature: whoever verifies could not read the store."""
+        if manifest is None or self.signing_key is not None:
+            return
+        if self.path(signature_name(MANIFEST, manifest.content)).exists():
+            raise SignatureError(
+                f"{self.root} is signed, and a change without its key would leave it without a signature: use "
+                f"Store(folder, signing_key=…) or --key, or remove {self.root / SIGNATURES} to end that"
+            )
+
     def exists(self) -> bool:
         """Whether there is a manifest."""
         path = self.root / MANIFEST

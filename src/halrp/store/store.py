@@ -174,11 +174,14 @@ class Store:
     def check_known(self) -> None:
         """Raise `StoreChangedError` if the folder holds something else than a later generation of what was seen.
 
-        A store that is read with a key that only verifies cannot be written to, which is a `SettingError`.
+        A store that is read with a key that only verifies cannot be written to, which is a `SettingError`, and a signed
+        one not without a key, which is a `SignatureError`.
         """
         self._folder.check_writable()
         if self.known is not None:
-            lineage.check(self.folder, self.known, self.manifest() if self.exists() else None)
+            present = self.manifest() if self.exists() else None
+            lineage.check(self.folder, self.known, present)
+            self._folder.refuse_unsigned(present)
 
     def commit(
         self,
