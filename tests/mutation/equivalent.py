@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _ANNOTATION = "it stands in annotations alone, which nothing evaluates"
-_SAME_LENGTHS = "the two are always equally long; `strict` guards against a mistake in this function"
+_SAME_LENGTHS = "`strict` guards against lengths that never differ, and a private value is frozen"
 _MESSAGE = "how much of a name a message shows"
 
 EQUIVALENT: dict[str, dict[str, str]] = {
@@ -36,6 +36,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     },
     "halrp.store.format_1": {
         "constant: 2 → 3": "a bound beyond every file that fits into memory",
+        "constant: 40 → 41": "a bound beyond every file that fits into memory",
         "constant: 3 → 4": _MESSAGE,
         "comparison: name in facts[PREDICTED] → name not in facts[PREDICTED]": (
             "the layout that such a file shows is replaced by that of its base"

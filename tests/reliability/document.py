@@ -55,14 +55,18 @@ def changed_files() -> str:
 def mutants() -> str:
     """A row for each module: mutants that the tests near it killed, before and after tests were added."""
     run = record("mutation")
-    rows = []
-    for module, after in run["after"].items():
-        before = run["before"].get(module)
-        shown = ("–", "–") if before is None else (before["mutants"], before["mutants"] - before["killed"])
-        alive = [mutant for mutant in after["alive"] if not mutant.get("equivalent")]
-        rows.append((f"`{module}`", *shown, after["mutants"], len(after["alive"]), len(alive)))
-    header = ("module", "mutants before", "alive before", "mutants after", "alive after", "of these not equivalent")
-    return _table(header, rows)
+    rows = [
+        (f"`{module}`", *_survivors(run["before"].get(module)), *_survivors(run["after"].get(module)))
+        for module in {**run["before"], **run["after"]}
+    ]
+    once = ("mutants", "alive", "not equivalent")
+    return _table(("module", *(f"{name} {when}" for when in ("before", "after") for name in once)), rows)
+
+
+def _survivors(result: dict[str, Any] | None) -> tuple[int | str, ...]:
+    if result is None:
+        return "–", "–", "–"
+    return result["mutants"], len(result["alive"]), sum(not mutant.get("equivalent") for mutant in result["alive"])
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -184,6 +184,9 @@ HOSTILE: dict[str, tuple[Edit, type[StoreError], str]] = {
     "columns of an enemy": (_set("columns", "hidden.weight", to=2**39), DamagedError, "columns"),
     "unknown weight": (_set("ranks", "other.weight", to=1), DamagedError, "different weights"),
     "shape of an enemy": (_set("shapes", "hidden.weight", to=[2**39, 2**39]), DamagedError, "different weights"),
+    "shape with a zero": (_set("shapes", "hidden.weight", to=[0, 4]), DamagedError, "positive whole numbers"),
+    "shape as a text": (_set("shapes", "hidden.weight", to="44"), DamagedError, "positive whole numbers"),
+    "unknown autocast": (_set("how", "recipe", to={"autocast": "torch.int8"}), DamagedError, "forward passes"),
     "shape of nothing": (_set("shapes", "hidden.weight", to=[]), DamagedError, "shape"),
     "types of no weight": (_set("types", "hidden.weight", to="torch.float32"), DamagedError, "different weights"),
     "a type that is a list": (_set("types", to=[]), DamagedError, "keys"),
@@ -325,3 +328,13 @@ def test_a_mask_that_claims_2_to_the_39_entries_costs_no_memory(task: str, base:
     with pytest.raises(DamagedError):
         load(joined(header, facts, data), base)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**14
+
+
+@pytest.mark.parametrize(
+    ("recipe", "precision"),
+    [({"autocast": "torch.bfloat16"}, "bfloat16"), ({"autocast": None}, None), ({}, None), ("well", None)],
+)
+def test_the_precision_of_passes_is_that_of_the_recipe(recipe: object, precision: str | None, base: Base) -> None:
+    header, facts, data = split(next(iter(FILES.values())))
+    facts["how"] = {"recipe": recipe}
+    assert task_file.load(joined(header, facts, data), base, "the file").autocast == precision
