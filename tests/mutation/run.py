@@ -29,7 +29,7 @@ OPTIONS = ["-q", "-n", "0", "-m", "not slow", "-p", "no:cacheprovider", "--no-he
 MOST_SECONDS = 60.0
 """Time of the tests that one mutant is given, by their times without it. The fastest come first."""
 SLACK = 20.0
-"""Seconds that a child may take beyond ten times what its tests take: one that hangs counts as killed."""
+"""Seconds that a child may take beyond three times what its tests take: one that hangs counts as killed."""
 
 
 @dataclass(frozen=True)
@@ -173,5 +173,5 @@ def outcome(
         sys.meta_path.insert(0, _Finder(module, path_of(module), mutant.source))
         return int(pytest.main([*OPTIONS, "-x", *needed], plugins=[_Selection(chosen)]))
 
-    code = in_child(work, 10 * total + SLACK)
+    code = in_child(work, 3 * total + SLACK)
     return Outcome(mutant, _RESULTS[code], len(chosen))

@@ -22,7 +22,6 @@ TARGETS: dict[str, tuple[str, ...]] = {
     ),
     "halrp.store.atomic": (
         "tests/store/test_atomic.py",
-        "tests/store/test_store_faults.py",
         "tests/reliability/test_shim.py",
     ),
     "halrp.store.fitting": (

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from halrp import Learner, Store
 from halrp.errors import DamagedError, FormatError, StoreError, WrongBaseError
 from halrp.model.base import Base
-from halrp.store import task_file
+from halrp.store import format_1, task_file
 from halrp.store.format_1 import PREDICTED
 from tests.store.corpus.make import HERE, ConvNet
 from tests.store.hostile import JSON, fuzz_task_files, replaced, survives
@@ -338,3 +338,17 @@ def test_the_precision_of_passes_is_that_of_the_recipe(recipe: object, precision
     header, facts, data = split(next(iter(FILES.values())))
     facts["how"] = {"recipe": recipe}
     assert task_file.load(joined(header, facts, data), base, "the file").autocast == precision
+
+
+def test_facts_in_another_order_are_refused(base: Base) -> None:
+    header, facts, data = split(next(iter(FILES.values())))
+    text = json.dumps(dict(sorted(facts.items(), reverse=True)), separators=(",", ":"))
+    with pytest.raises(DamagedError, match="not written as"):
+        load(file_with({**header, "__metadata__": {"halrp": text}}, data), base)
+
+
+def test_a_task_may_have_one_class_and_not_none() -> None:
+    _, facts, _ = split(next(iter(FILES.values())))
+    format_1._check(facts | {"classes": 1, "class_names": ["wren"]})
+    with pytest.raises(DamagedError, match="it has 0 classes"):
+        format_1._check(facts | {"classes": 0, "class_names": []})
