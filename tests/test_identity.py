@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,6 +115,26 @@ def test_different_values_have_different_identities() -> None:
     identities = {name: identity(value) for name, value in different().items()}
     for first, other in itertools.combinations(identities, 2):
         assert identities[first] != identities[other], (first, other)
+
+
+class Made(Mapping[int, list[int]]):
+    """A mapping that makes its values when they are asked for, so that they soon have the address of another."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.numbers = numbers
+
+    def __getitem__(self, key: int) -> list[int]:
+        return [self.numbers[key]]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self.numbers)))
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
+def test_values_that_have_lived_at_the_same_address_have_different_identities() -> None:
+    assert identity(Made(*range(20))) != identity(Made(*range(19), 99))
 
 
 def test_equal_values_have_equal_identities_in_another_process() -> None:

@@ -13,13 +13,15 @@ import functools
 import hashlib
 import types
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from halrp import seeding
+
+_Seen: TypeAlias = "dict[int, tuple[int, Any]]"
 
 
 class UnidentifiedError(Exception):
@@ -31,8 +33,11 @@ def identity(value: Any) -> str:
     return hashlib.sha256(_text(value, {}).encode(errors="surrogatepass")).hexdigest()
 
 
-def _text(value: Any, seen: dict[int, int]) -> str:
-    """A text of a value; one that occurs again is the number of its first occurrence."""
+def _text(value: Any, seen: _Seen) -> str:
+    """A text of a value; one that occurs again is the number of its first occurrence.
+
+    `seen` refers to what occurred, so that the id of a value that was made on the way is not used twice.
+    """
     if value is None or value is ... or isinstance(value, (bool, int, float, complex, str, bytes)):
         return f"{_name(type(value))}({value!r})"
     if isinstance(value, (torch.dtype, torch.device, torch.Size, range, slice)):
@@ -42,13 +47,13 @@ def _text(value: Any, seen: dict[int, int]) -> str:
     if isinstance(value, types.ModuleType):
         return f"module {value.__name__}"
     if id(value) in seen:
-        return f"#{seen[id(value)]}"
-    seen[id(value)] = len(seen)
+        return f"#{seen[id(value)][0]}"
+    seen[id(value)] = (len(seen), value)
     parts = _parts(value, seen)
     return f"{_name(type(value))}({', '.join(parts)})"
 
 
-def _parts(value: Any, seen: dict[int, int]) -> list[str]:
+def _parts(value: Any, seen: _Seen) -> list[str]:
     """What a value is made of, as texts."""
     if isinstance(value, Tensor):
         return [seeding.fingerprint({"": value}), str(value.device)]
@@ -78,7 +83,7 @@ def _parts(value: Any, seen: dict[int, int]) -> list[str]:
     return _instance(value, seen)
 
 
-def _function(function: types.FunctionType, seen: dict[int, int]) -> list[str]:
+def _function(function: types.FunctionType, seen: _Seen) -> list[str]:
     code = function.__code__
     try:
         closed = [cell.cell_contents for cell in function.__closure__ or ()]
@@ -95,12 +100,12 @@ def _names(code: types.CodeType) -> list[str]:
     return sorted({*code.co_names, *inside})
 
 
-def _global(value: Any, user: types.FunctionType, seen: dict[int, int]) -> str:
+def _global(value: Any, user: types.FunctionType, seen: _Seen) -> str:
     elsewhere = isinstance(value, types.FunctionType) and value.__module__ != user.__module__
     return _name(value) if elsewhere else _text(value, seen)
 
 
-def _instance(value: Any, seen: dict[int, int]) -> list[str]:
+def _instance(value: Any, seen: _Seen) -> list[str]:
     """An instance by its attributes, and by the code of its class as far as that is in one module."""
     kind = type(value)
     if dataclasses.is_dataclass(value):
