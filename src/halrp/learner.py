@@ -329,7 +329,7 @@ class Learner(Managed):
         `model` gives the architecture; its weights do not matter. Method, recipe and seed that are not given are those
         that the newest task was learned with. A method with choices from outside this library cannot be recalled; then
         learning asks for `method`. With `verify_key`, a key or its file, everything must be signed with that key.
-        learning asks for `method`. With `attach=False` the learner is a copy that never writes to the store.
+        With `attach=False` the learner is a copy that never writes to the store.
         `skip_damaged` leaves tasks out that cannot be read, with a warning; `damaged` names them.
         """
         store = Store(folder, verify_key=verify_key)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
-from halrp import Learner, Store
+from halrp import Delta, Learner, Store
 from halrp.committed import Changes
 from halrp.errors import (
     ConflictError,
@@ -76,6 +78,31 @@ def test_a_removed_task_is_gone_and_the_others_are_bit_identical(name: str, lear
         if file.startswith("trash/"):
             assert files[file.removeprefix("trash/")] == content  # nothing is deleted
     learner.learn(name, tiny_task("mlp", 5))  # the name is free
+    assert consistent(learner)
+
+
+@dataclasses.dataclass(frozen=True)
+class Meanwhile:
+    """Compression that changes nothing, while another thread removes a task."""
+
+    removing: ClassVar[threading.Thread]
+    independent = True
+    changes_committed = False
+
+    def compress(self, tasks: Mapping[str, Delta], newest: str, base_parameters: int) -> Mapping[str, Delta]:
+        self.removing.start()
+        self.removing.join(0.5)  # it waits until the task is committed; if it did not, it would be done by now
+        return tasks
+
+
+def test_a_task_that_another_thread_removes_stays_removed(learner: Learner) -> None:
+    first, second, *_ = learner.tasks
+    Meanwhile.removing = threading.Thread(target=learner.remove, args=(second,))
+    learner.method = dataclasses.replace(learner.method, compress=Meanwhile())
+    learner.learn("new", tiny_task("mlp", 8))
+    Meanwhile.removing.join()
+    assert second not in learner.tasks
+    assert {first, "new"} <= learner.tasks.keys()
     assert consistent(learner)
 
 
@@ -475,7 +502,9 @@ def test_a_store_that_is_only_verified_is_not_written_to(tmp_path: Path) -> None
 def test_a_repair_with_a_key_takes_in_nothing_that_is_not_signed(tmp_path: Path) -> None:
     learner = learned("mlp", tasks=2, store=tmp_path)
     Store(tmp_path).sign(KEY)
+    hidden = (tmp_path / "signatures").rename(tmp_path / "hidden")
     learner.learn("foreign", tiny_task("mlp", 5))  # without the key
+    hidden.rename(tmp_path / "signatures")
     store = Store(tmp_path, signing_key=KEY)
     with pytest.raises(SignatureError, match=r"manifest\.json"):
         store.repair()
