@@ -452,3 +452,10 @@ def test_the_smallest_changes_that_recover_more_come_by_loss_per_cost() -> None:
         Allocation({"gap": 1, "full": 1, "free": 0}, frozenset({"dense", "poor"})),  # 3.0 for 30
         Allocation({"gap": 1, "poor": 2, "full": 1, "free": 0}, frozenset({"dense"})),  # 0.5 for 10
     ]
+
+
+def test_the_smallest_task_is_refused_before_training_if_it_is_above_the_bound() -> None:
+    costs, scales = TaskCosts([BIAS]), {"a": Size(11, 44)}
+    Budget(parameters=21).check_smallest(costs, scales, ANY)
+    with pytest.raises(BudgetTooSmall, match="at least 21"):
+        Budget(parameters=20).check_smallest(costs, scales, ANY)

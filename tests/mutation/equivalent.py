@@ -23,6 +23,9 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     },
     "halrp.method.budget": {
         "arithmetic: float | None → float & None": _ANNOTATION,
+        "constant: 0 → 1": "a room of a single byte, in which nothing fits",
+        "condition: _chosen(options, room) if room > 0 else Allocation(dict.fromkeys(options, 0))"
+        " → Allocation(dict.fromkeys(options, 0))": "what follows fills the room by the same rates, only more slowly",
     },
     "halrp.store.atomic": {
         "constant: 4 → 5": "the length of a random name",

@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,3 +98,73 @@ def test_a_pruned_file_that_is_in_use_is_refused() -> None:
     lying = replace(manifest, pruned=(manifest.tasks["task 1"].file,))
     with pytest.raises(DamagedError, match="list of pruned files"):
         Manifest.parse(lying.content, "manifest")
+
+
+def spelled(content: bytes, old: str, new: str) -> bytes:
+    """A manifest with a part of its text replaced and its checksum put right."""
+    text = content.decode()
+    assert text.count(old) == 1
+    before, _, _ = text.replace(old, new).rpartition(' "sha256": ')
+    return f'{before} "sha256": "{atomic.checksum(before.encode())}"\n}}\n'.encode()
+
+
+def with_versions() -> Manifest:
+    manifest = large(3)
+    old = large(6).tasks
+    return replace(manifest, versions={"task 1": (old["task 4"], old["task 5"])})
+
+
+def test_old_versions_are_written_beside_their_task_and_read_back() -> None:
+    manifest = with_versions()
+    read = Manifest.parse(manifest.content, "manifest")
+    assert read == manifest
+    assert [len(task.get("versions", ())) for task in json.loads(manifest.content)["tasks"]] == [0, 2, 0]
+    assert ["versions" in task for task in json.loads(manifest.content)["tasks"]] == [False, True, False]
+    assert {entry.file for entry in read.versions["task 1"]} <= {entry.file for entry in read.entries}
+    assert sum(1 for _ in read.entries) == 1 + 1 + 3 + 2
+
+
+OTHER = "0" * 64
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "fingerprint": ({"fingerprint": "g" * 64}, "bad fingerprint"),
+    "identity": ({"identity": "a" * 63}, "bad identity"),
+    "generation": ({"generation": 0}, "bad generation"),
+    "history of other digits": ({"history": ("not sixteen digits",)}, "bad history"),
+    "history that is too long": ({"history": ("a" * 16,) * 33}, "bad history"),
+    "base elsewhere": ({"base": Entry(f"../base-{OTHER[:16]}.safetensors", OTHER, 8)}, "bad file '../base"),
+    "base of another content": ({"base": Entry(f"base-{'1' * 16}.safetensors", OTHER, 8)}, "bad file 'base-1111"),
+    "base without a checksum": ({"base": Entry(f"base-{OTHER[:16]}.safetensors", "0" * 63, 8)}, "bad checksum"),
+    "base that is too small": ({"base": Entry(f"base-{OTHER[:16]}.safetensors", OTHER, 7)}, "bad size"),
+    "task without a name": ({"tasks": {"": large(1).tasks["task 0"]}}, "twice or not at all"),
+    "layout under the name of a task": ({"layouts": {"": large(1).tasks["task 0"]}}, "bad file 'tasks/t0"),
+}
+
+
+@pytest.mark.parametrize(("changes", "reason"), BAD.values(), ids=BAD)
+def test_a_bad_value_is_refused_by_its_name_though_the_checksum_is_right(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(DamagedError, match=f"^source .*{reason}"):
+        Manifest.parse(replace(large(3), **changes).content, "source")
+
+
+def test_the_limits_of_good_values_are_accepted() -> None:
+    smallest = Entry(f"base-{OTHER[:16]}.safetensors", OTHER, 8)
+    manifest = replace(large(3), base=smallest, history=("a" * 16,) * 32)
+    assert Manifest.parse(manifest.content, "manifest") == manifest
+
+
+def test_a_name_that_occurs_twice_and_a_field_that_nobody_knows_are_refused() -> None:
+    content = large(3).content
+    with pytest.raises(DamagedError, match="names the task 'task 0' twice"):
+        Manifest.parse(spelled(content, '"name": "task 1"', '"name": "task 0"'), "manifest")
+    with pytest.raises(DamagedError, match="bad entry"):
+        Manifest.parse(spelled(content, '"name": "task 1"', '"name": "task 1", "size": 1'), "manifest")
+
+
+def test_old_versions_and_layouts_count_among_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, old = large(3), with_versions()
+    for manifest, files in ((plain, 4), (old, 6)):
+        monkeypatch.setattr(manifests, "MOST_FILES", files)
+        assert Manifest.parse(manifest.content, "manifest") == manifest
+        monkeypatch.setattr(manifests, "MOST_FILES", files - 1)
+        with pytest.raises(DamagedError, match=f"names {files} files, more than the {files - 1}"):
+            Manifest.parse(manifest.content, "manifest")
