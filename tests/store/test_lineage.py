@@ -10,9 +10,11 @@ import pytest
 
 from halrp import Learner, Store
 from halrp.errors import StoreChangedError
+from halrp.store import lineage
 from halrp.store.manifest import HISTORY, Manifest
 from tests.helpers import net, tiny_task
 from tests.store.corpus.make import CORPORA, HERE
+from tests.store.test_manifest import large
 from tests.store.test_store import learned, same_predictions, snapshot
 
 
@@ -170,3 +172,57 @@ def test_a_store_of_an_earlier_format_gets_an_identity_at_its_next_commit(name: 
     with pytest.raises(StoreChangedError, match="rolled back"):
         store.check_known()
     assert list(second.tasks) == list(old.tasks)
+
+
+# ---- the rule itself, on manifests alone --------------------------------------------------------------------------
+
+
+def refusal(known: Manifest | None, present: Manifest | None) -> str:
+    """What is wrong with a manifest for somebody who has seen another; empty if nothing is."""
+    try:
+        lineage.check(Path("store"), known, present)
+    except StoreChangedError as error:
+        return str(error)
+    return ""
+
+
+def generations(count: int, head: str = "fc") -> list[Manifest]:
+    """The first generations of a store; each adds a task."""
+    made: list[Manifest] = []
+    for number in range(count):
+        made.append(dataclasses.replace(large(number + 1), head=head).following(made[-1] if made else None))
+    return made
+
+
+def test_every_later_generation_is_accepted_and_every_earlier_one_is_not() -> None:
+    made = generations(HISTORY + 3)
+    for number, known in enumerate(made):
+        assert all(refusal(known, present) == "" for present in made[number:])
+        assert all("was rolled back" in refusal(known, present) for present in made[:number])
+
+
+def test_a_generation_that_was_written_by_somebody_else_is_a_fork_as_far_as_the_history_reaches() -> None:
+    seen = generations(HISTORY + 4)
+    forked = [*seen[:2]]
+    while len(forked) < len(seen):
+        forked.append(dataclasses.replace(large(50 + len(forked)), identity="").following(forked[-1]))
+    known = seen[2]
+    assert [("another history" in refusal(known, present)) for present in forked[2:]] == [True] * (HISTORY + 1) + [
+        False
+    ]
+
+
+def test_another_store_is_named() -> None:
+    known, present = generations(1)[0], generations(1, head="classifier")[0]
+    reason = refusal(known, present)
+    assert f"another store than before: {present.identity[:12]}… on the base {present.fingerprint[:12]}…" in reason
+    assert f"not {known.identity[:12]}… on the base" in reason
+
+
+def test_a_store_without_generations_may_grow_and_change_but_loses_no_task() -> None:
+    two, three = large(2, version=2), large(3, version=2)
+    other = dataclasses.replace(two, tasks={**two.tasks, "task 1": three.tasks["task 2"]})
+    assert refusal(two, three) == refusal(two, other) == refusal(None, two) == ""
+    assert "was rolled back" in refusal(three, two)
+    assert "has vanished" in refusal(two, None)
+    assert refusal(two, dataclasses.replace(three, format=3).following(two)) == ""
