@@ -44,8 +44,9 @@ def cluster(files: dict[str, Any] | None = None) -> Iterator[str]:
             },
         )
         settings = {"security": security, "protocol": "tls://"}
+    # A port of its own also for the server of pages, which starts without a dashboard too.
     with distributed.LocalCluster(
-        n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None, host="127.0.0.1", **settings
+        n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0", host="127.0.0.1", **settings
     ) as started:
         yield started.scheduler_address
 

@@ -64,7 +64,7 @@ def workers(folder: Path, *names: str) -> Iterator[tuple[str, dict[str, subproce
             )
             for name in names
         }
-        listen = ("--host=127.0.0.1", "--port=0")
+        listen = ("--host=127.0.0.1", "--port=0", "--dashboard-address=:0")
         stack.enter_context(process(folder, "scheduler", "distributed.cli.dask_scheduler", *listen, *common))
         yield address_in(scheduler_file, folder / "scheduler.log"), started
 
