@@ -8,11 +8,13 @@ and leave the global generators as they were.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from halrp import Recipe
 
@@ -137,3 +139,27 @@ def digest(module: nn.Module) -> str:
         hasher.update(name.encode())
         hasher.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return hasher.hexdigest()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute in one thread: children are forked, and bits are compared."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+class Pairs(Dataset[tuple[Tensor, Tensor]]):
+    """A data set of a user."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.x[index], self.y[index]

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from halrp import Flat, Halrp, Learner, LossRate, Recipe, Whitened, seeding
 from halrp.errors import TaskError
@@ -18,7 +18,7 @@ from halrp.method.fine_tune import FineTuning, prepare
 from halrp.model import views
 from halrp.model.codec import PRECISIONS, Precision
 from halrp.store import task_file
-from tests.helpers import FAST, NETS, digest, drawn, net, tiny_task
+from tests.helpers import FAST, NETS, Pairs, digest, drawn, net, tiny_task
 from tests.test_forgetting import formatted, tensors
 
 ROOMY = Halrp.budget(growth_per_task=0.9)
@@ -95,17 +95,6 @@ def test_a_linear_net_at_full_rank_loses_nothing_when_it_becomes_low_rank(monkey
     free = nets[-1].eval()(x).detach()
     assert float((starts[0] - free).norm() / free.norm()) < 1e-5
     assert not torch.allclose(free, net("mlp")(x), rtol=1e-2)
-
-
-class Pairs(Dataset[tuple[Tensor, Tensor]]):
-    def __init__(self, x: Tensor, y: Tensor) -> None:
-        self.x, self.y = x, y
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.x[index], self.y[index]
 
 
 SOURCES: dict[str, Callable[[Tensor, Tensor], Any]] = {

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from halrp import Halrp, Learner, Recipe, explain
 from halrp.errors import BudgetTooSmall, DataError, HalrpError, LabelError, ModelError, SettingError
 from halrp.model.base import Base
 from halrp.store import task_file
-from tests.helpers import FAST, drawn, net, tiny_task
+from tests.helpers import FAST, Pairs, drawn, net, tiny_task
 
 X, Y = tiny_task("conv")
 
@@ -110,19 +110,6 @@ def test_labels_with_gaps_are_refused_without_a_number_of_classes(labels: list[i
     for source in ((X, y), torch.utils.data.DataLoader(Pairs(X, y), batch_size=5)):
         with pytest.raises(LabelError, match=message):
             learner().learn("a", source)
-
-
-class Pairs(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
-    """A data set of a user."""
-
-    def __init__(self, x: Tensor, y: Tensor) -> None:
-        self.x, self.y = x, y
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.x[index], self.y[index]
 
 
 def test_labels_with_gaps_are_fine_with_a_number_of_classes() -> None:

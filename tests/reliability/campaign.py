@@ -4,27 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import torch
-
+from tests.helpers import one_thread
 from tests.reliability.changed_files import Kind, check, kinds
 from tests.reliability.faults import full_at, kill_at, lose_power, steps_of
 from tests.reliability.operations import Operation
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute in one thread: children are forked, and bits are compared."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def kills(operation: Operation, scratch: Path, stride: int = 1, again: int = 0, seed: int = 0) -> dict[str, int]:

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from tests.helpers import one_thread
 from tests.reliability import campaign
 from tests.reliability.changed_files import Kind, WronglyAcceptedError, check
 from tests.reliability.changed_json import changed_json
@@ -14,7 +15,7 @@ from tests.store.hostile import mutated
 
 
 def run(scratch: Path, total: int) -> int:
-    with campaign.one_thread():
+    with one_thread():
         return sum(
             campaign.changed_files(kind, count)["mutants"] for kind, count in campaign.mutants_of(scratch, total)
         )

@@ -11,18 +11,16 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
-import torch
 
 from halrp import Halrp, Learner, Recipe, Store
 from halrp.errors import LockedError
 from halrp.store import atomic
-from tests.helpers import net, tiny_task
+from tests.helpers import net, one_thread, tiny_task
 from tests.store.test_store import OFFICIAL, roomy, snapshot
 
 pytestmark = [
@@ -45,16 +43,6 @@ def live(folder: Path, method: Halrp, say: Callable[[str], None]) -> None:
             learner.learn(f"t{number}", (x, y), val=(x, y))
             say(f"t{number}")
     learner.save(folder)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def child(folder: Path, method: Halrp, die_at: int | None) -> tuple[int, int]:

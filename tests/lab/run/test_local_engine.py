@@ -18,8 +18,9 @@ from halrp.lab.run.local_engine import LocalEngine
 from halrp.lab.run.status import SweepStatus
 from halrp.store import atomic
 from halrp.training.progress import Progress
+from tests.helpers import one_thread
 from tests.lab.run.gates import gated
-from tests.lab.run.tiny_cells import BUDGET, CELLS, FAILING, FINETUNE, STL, SWEEP, alone, cell, one_thread, records
+from tests.lab.run.tiny_cells import BUDGET, CELLS, FAILING, FINETUNE, STL, SWEEP, alone, cell, records
 from tests.timing import PATIENCE
 
 TASKS = {cell.name: 3 for cell in [*CELLS, FAILING]}

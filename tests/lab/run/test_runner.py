@@ -19,8 +19,9 @@ from halrp.lab.run.cell import Cell
 from halrp.lab.streams import Split
 from halrp.store import atomic
 from halrp.training.progress import Progress
+from tests.helpers import one_thread
 from tests.lab.page_content import page_content
-from tests.lab.run.tiny_cells import FINETUNE, one_thread
+from tests.lab.run.tiny_cells import FINETUNE
 
 ROOT = Path(__file__).parents[3]
 SHORT: dict[str, Any] = {"recipe": {"epochs": 2, "batch": 32}, "tasks": 3}

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from halrp.errors import HalrpError
 from halrp.lab.run import runner
 from halrp.lab.run.cell import Cell
 from halrp.lab.run.engine import Engine, Event, one_line, run_cell
+from tests.helpers import one_thread
 
 COMMON: dict[str, Any] = {
     "stream": "digits",
@@ -45,16 +42,6 @@ FINETUNE = cell("finetune")
 STL = cell("stl")
 FAILING = cell("stl", recipe={"epochs": 1, "lr": 1e38})
 CELLS = [BUDGET, FINETUNE, STL]
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def alone(folder: Path, cells: list[Cell] = CELLS) -> dict[str, runner.Record]:
