@@ -31,7 +31,7 @@ def variants(folder: Path) -> dict[str, Callable[[], object]]:
 
     def learn(checkpoint_every: float | None) -> None:
         store = None if checkpoint_every is None else Store(folder / "store", checkpoint_every)
-        Learner(model, recipe=Recipe(epochs=EPOCHS, batch=BATCH), store=store).learn("noise", (x, y))
+        Learner(model, recipe=Recipe(epochs=EPOCHS, batch=BATCH), store=store, progress=None).learn("noise", (x, y))
         shutil.rmtree(folder / "store", ignore_errors=True)
 
     return {

@@ -20,7 +20,7 @@ from halrp.provenance import describe
 from halrp.training.batches import InMemory
 from halrp.training.loop import Group, Hooks, Stage, Training
 from tests.helpers import digest, drawn, net, tiny_task
-from tests.store.test_store import snapshot
+from tests.store.stores import snapshot
 
 SEED_KEY = (0, "base", "task", "stage")
 RECIPE = Recipe(epochs=3, batch=8, lr=5e-3)

@@ -92,7 +92,7 @@ def training(
 def state(run: Training) -> dict[str, Tensor]:
     """Copies of all that a training has reached: parameters, buffers, moments."""
     tensors: dict[str, Tensor] = {**dict(run.module.named_parameters()), **dict(run.module.named_buffers())}
-    for number, moments in run._optimiser.state_dict()["state"].items():
+    for number, moments in run._updates.optimiser.state_dict()["state"].items():
         tensors |= {f"{number}/{name}": moment for name, moment in moments.items()}
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
@@ -119,7 +119,7 @@ def test_going_on_after_any_epoch_is_bit_identical_to_never_having_stopped(kind:
         resumed.run()
         assert [report.epoch for report in reports] == list(range(epoch + 1, EPOCHS + 1))
         assert same(state(resumed), state(whole))
-        assert resumed._step == whole._step
+        assert resumed._updates.step == whole._updates.step
 
 
 def test_stopping_at_every_epoch_in_turn_is_bit_identical_too(tmp_path: Path) -> None:

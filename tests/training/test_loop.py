@@ -94,7 +94,7 @@ def seen(data: Any, recipe: Recipe) -> tuple[list[float], list[Tensor]]:
     labels: list[Tensor] = []
 
     def loss(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        rates.append(run._optimiser.param_groups[0]["lr"])
+        rates.append(run._updates.optimiser.param_groups[0]["lr"])
         labels.append(y)
         return F.cross_entropy(module(x), y)
 

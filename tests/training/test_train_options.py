@@ -120,7 +120,7 @@ def test_a_group_has_its_factor_on_the_learning_rate(name: str) -> None:
     rates: list[list[float]] = []
 
     def note() -> None:
-        rates.append([group["lr"] for group in run._optimiser.param_groups])
+        rates.append([group["lr"] for group in run._updates.optimiser.param_groups])
 
     groups = [Group([first], lr=0.5), Group([]), Group(rest[:2]), Group(rest[2:], lr=0.0)]
     still = [p.detach().clone() for p in rest[2:]]
@@ -192,7 +192,7 @@ def test_training_can_leave_out_the_last_batch() -> None:
 
     def loss(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         sizes.append(len(y))
-        rates.append(run._optimiser.param_groups[0]["lr"])
+        rates.append(run._updates.optimiser.param_groups[0]["lr"])
         return F.cross_entropy(module(x), y)
 
     run = training(net("mlp"), recipe, data, loss=loss)

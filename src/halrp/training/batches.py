@@ -20,6 +20,7 @@ from halrp.errors import BatchOfOneError, DataError, SettingError
 from halrp.model.inference import batch_sizes
 from halrp.objectives import classification
 from halrp.training.loader_scan import foreseen_sizes, is_repeatable, scan
+from halrp.training.sampling import balanced_order
 
 Source: TypeAlias = "tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]"
 Augment: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
@@ -67,6 +68,8 @@ class InMemory:
     channels_last: bool = False
     drop_last: bool = False
     """Leave out what does not fill a last batch."""
+    by_class: bool = False
+    """Draw examples with replacement, every class equally likely."""
 
     @property
     def examples(self) -> int:
@@ -92,7 +95,8 @@ class InMemory:
             for x, y in zip(self.x[:used].split(sizes), self.y[:used].split(sizes), strict=True):
                 yield x.clone(), y  # a model may write to its input, and these rows may be the user's own
             return
-        order = torch.randperm(self.examples, generator=shuffle)[:used].to(self.y.device)
+        drawn = balanced_order(self.y, shuffle) if self.by_class else torch.randperm(self.examples, generator=shuffle)
+        order = drawn[:used].to(self.y.device)
         rows = self.x.movedim(1, -1) if self.channels_last else self.x
         for index in order.split(sizes):
             x = rows.index_select(0, index)

@@ -1,43 +1,43 @@
-"""The training loop: fused Adam or SGD over the batches of a task.
+"""The training loop: steps of an optimiser over the batches of a task.
 
 A `Training` is one stage of a task's learning on one module, advanced epoch by epoch, so that a caller may evaluate in
 between and continue. Everything random in an epoch is seeded by the stage's `seed_key` and the number of the epoch. The
-loop waits for the device once per epoch.
-
-Penalties are applied as gradients, in closed form and on top of the loss's: `l2` is λ/2·‖w‖² (the optimiser's coupled
-weight decay adds λ·w), `l1` is λ·|w|₁ (adds λ·sign w). Nothing is built on the autograd tape for them.
+loop waits for the device once per epoch. What a step does with gradients is in `updates`.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from halrp import seeding
-from halrp.errors import DataError, DivergedError, SettingError
+from halrp.errors import CheckpointWarning, DataError, DivergedError, SettingError
 from halrp.objectives import classification
+from halrp.training import stopping
+from halrp.training.activations import recomputed_activations, refuse_activations
 from halrp.training.batches import Augment, Data, InMemory, Loaded, refuse_no_batch
 from halrp.training.checkpoint import SMALL, Checkpoints
-from halrp.training.master_weights import MasterWeights
-from halrp.training.progress import Notify, Progress
+from halrp.training.compiled import Compiled
+from halrp.training.groups import Group
+from halrp.training.optimiser_state import UnsavableError
+from halrp.training.progress import Notify, Progress, Stop, StopTraining
 from halrp.training.recipe import Recipe, autocast
-from halrp.training.saved_state import MOMENTS, Position, UnfitError, check_tensors, moments_of, position_of
+from halrp.training.requirements import refuse_no_validation, refuse_unbalanced
+from halrp.training.saved_state import UnfitError, check_tensors, position_of
+from halrp.training.stopping import EarlyStopping, Validation
+from halrp.training.updates import Rate, Updates
 
-
-@dataclass(frozen=True)
-class Group:
-    """Parameters that share a penalty and a learning rate."""
-
-    parameters: Sequence[nn.Parameter]
-    l1: float = 0.0
-    l2: float = 0.0
-    lr: float = 1.0
-    """Factor on the recipe's learning rate."""
+__all__ = ["Group", "Hooks", "Stage", "Training", "supervised_loss"]
 
 
 @dataclass(frozen=True)
@@ -72,19 +72,6 @@ class Hooks:
     """May change the parameters in place after a step."""
 
 
-def _optimiser(groups: Sequence[Group], recipe: Recipe) -> torch.optim.Optimizer:
-    """The recipe's optimiser, fused, with the l2 of each group as coupled weight decay."""
-    options = [{"params": list(g.parameters), "weight_decay": g.l2 * recipe.gradient_scale} for g in groups]
-    if recipe.optimiser == "adam":
-        return torch.optim.Adam(options, lr=recipe.lr, fused=True)
-    optimiser = torch.optim.SGD(options, lr=recipe.lr, momentum=recipe.momentum, fused=True)
-    if recipe.momentum:
-        # From zero the first step is the same; a parameter that gets its first gradient later needs a buffer by then.
-        for parameter in (p for group in groups for p in group.parameters):
-            optimiser.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    return optimiser
-
-
 class Training:
     """One stage of training of one module, advanced by `run`."""
 
@@ -101,8 +88,13 @@ class Training:
         hooks: Hooks | None = None,
         notify: Notify | None = None,
         checkpoints: Checkpoints | None = None,
+        validate: Callable[[nn.Module], Validation] | None = None,
+        stop: Stop | None = None,
     ) -> None:
-        """Prepare a stage. With `checkpoints` its state is saved there after epochs, and resumed from there."""
+        """Prepare a stage. With `checkpoints` its state is saved there after epochs, and resumed from there.
+
+        `validate` measures the module on validation data. `stop` is shared by all stages that end when one is stopped.
+        """
         hooks = Hooks() if hooks is None else hooks
         if hooks.augment is not None and not callable(hooks.augment):
             raise SettingError(
@@ -111,98 +103,123 @@ class Training:
         if recipe.drop_last and isinstance(data, InMemory):
             refuse_no_batch(data.examples, recipe.batch, stage.task)
             data = replace(data, drop_last=True)
+        if recipe.balanced:
+            data = replace(refuse_unbalanced(data, stage.task), by_class=True)
+        refuse_no_validation(recipe, validate, stage.task)
+        if recipe.checkpoint_activations:
+            refuse_activations(module)
         self.module, self.data, self.recipe, self.stage = module, data, recipe, stage
         self.epochs, self.epoch = stage.epochs, 0
         self._hooks, self._notify, self._checkpoints = hooks, notify, checkpoints
-        self._groups = [group for group in groups if group.parameters]
-        self._parameters = [parameter for group in self._groups for parameter in group.parameters]
-        self._device = self._parameters[0].device
+        self._loss = Compiled(hooks.loss) if recipe.compile else hooks.loss
+        self._validate, self._stop = validate, Stop() if stop is None else stop
+        self._stopping = None if recipe.patience is None else EarlyStopping(recipe.patience)
         # A loader has its own batch size, and no batch is larger than the task.
-        batch = data.examples / data.steps(recipe.batch) if isinstance(data, Loaded) else recipe.batch
-        self._batch = min(batch, data.examples)
-        self._weights = MasterWeights(self._parameters)
-        optimised = iter(self._weights.optimised)
-        self._optimiser = _optimiser(
-            [replace(group, parameters=[next(optimised) for _ in group.parameters]) for group in self._groups], recipe
-        )
-        self._step = 0
+        batches = data.steps(recipe.batch)
+        batch = data.examples / batches if isinstance(data, Loaded) else recipe.batch
+        self._batch = min(batch * recipe.accumulate, data.examples)
+        self._steps = math.ceil(batches / recipe.accumulate)
+        self._updates = Updates(list(groups), recipe, self._rate(), self._steps * self.epochs)
+        self._device = self._updates.device
         self._seconds = 0.0
-        self.without_gradient: list[nn.Parameter] = list(self._parameters)
+        self._unsaved: tuple[dict[str, Tensor], dict[str, Any]] | None = None
+        """The state after the last epoch, if it was not yet time to save it."""
+        self.without_gradient: list[nn.Parameter] = list(self._updates.parameters)
         """The parameters that no step of this object gave a gradient; none if it resumed a training."""
         if checkpoints is not None:
             self._resume(checkpoints)
 
+    def _rate(self) -> Rate:
+        # Not a method of this object: in a circle, its network would outlive it until garbage is collected.
+        steps = self._steps * self.epochs
+        return partial(self.recipe.rate, steps=steps, batch=self._batch, examples=self.data.examples)
+
+    def set_rate(self, lr: float) -> None:
+        """Train on with another learning rate, from which the recipe's schedule starts."""
+        self.recipe = replace(self.recipe, lr=lr)
+        self._updates.rate = self._rate()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no epoch is left to train."""
+        waited = self._stopping is not None and self._stopping.is_over(self.epoch)
+        return self.epoch >= self.epochs or self._stop.requested or waited
+
     def run(self, until: int | None = None) -> Training:
         """Train to the end of epoch `until` (default: all epochs); the module is left in evaluation mode."""
         until = self.epochs if until is None else min(until, self.epochs)
-        self.module.train()
+        self._train_mode()
         try:
-            while self.epoch < until:
-                self._train_epoch()
+            with recomputed_activations(self.module) if self.recipe.checkpoint_activations else nullcontext():
+                while self.epoch < until and not self.is_over:
+                    self._train_epoch()
+        except StopTraining:
+            self._stop.requested = True
+        except Exception:
+            raise
+        except BaseException:  # such as Ctrl-C
+            self._save_unsaved()
+            raise
         finally:
-            self.module.eval()
-            for parameter in (*self._parameters, *self._weights.optimised):
-                parameter.grad = None
-        if not all(bool(parameter.isfinite().all()) for parameter in self._parameters):
+            self._evaluation_mode()
+            self._updates.clear_gradients()
+        if self._stopping is not None and self.is_over:
+            self._stopping.restore(self._evaluated())
+        if not all(bool(parameter.isfinite().all()) for parameter in self._updates.parameters):
             raise DivergedError(
                 f"{self.stage.task}: a parameter is no longer finite after {self.stage.name}; "
                 f"lower Recipe(lr={self.recipe.lr:g})"
             )
         return self
 
+    def _train_mode(self) -> None:
+        self.module.train()
+        self._updates.train()
+
+    def _evaluation_mode(self) -> None:
+        self.module.eval()
+        self._updates.evaluate()
+
     def _train_epoch(self) -> None:
         recipe, began = self.recipe, time.perf_counter()
-        steps = self.data.steps(recipe.batch)
         total, seen = torch.zeros((), device=self._device), 0
         reported = began
         seed_key = self.stage.seed_key
         with seeding.isolated(*seed_key, self.epoch, device=self._device):
             shuffle = seeding.generator(*seed_key, "order", self.epoch) if recipe.shuffle else None
             noise = seeding.generator(*seed_key, "augment", self.epoch)
-            for number, (x, y) in enumerate(self.data.batches(recipe.batch, shuffle)):
-                total += self._train_step(self._augmented(x, noise), y, steps) * y.shape[0]
-                seen += y.shape[0]
+            batches = self.data.batches(recipe.batch, shuffle)
+            for number, together in enumerate(_together(batches, recipe.accumulate)):
+                examples = sum(y.shape[0] for _, y in together)
+                self._updates.begin()
+                for x, y in together:
+                    loss = self._backward(self._augmented(x, noise), y, examples)
+                    total += loss * y.shape[0]
+                    seen += y.shape[0]
+                self._updates.end(self._hooks.after_backward, self._hooks.after_step)
                 now = time.perf_counter()
                 if now - reported > self.REPORT_EVERY:
                     reported = now
-                    self._report(number + 1, steps, None, self._seconds + now - began)
-        loss = float(total) / max(seen, 1)
-        if not math.isfinite(loss):
+                    self._report(number + 1, None, self._seconds + now - began)
+        mean = float(total) / max(seen, 1)
+        if not math.isfinite(mean):
             raise DivergedError(
-                f"{self.stage.task}: the loss became {loss} in epoch {self.epoch + 1} of {self.epochs} "
+                f"{self.stage.task}: the loss became {mean} in epoch {self.epoch + 1} of {self.epochs} "
                 f"({self.stage.name}); lower Recipe(lr={recipe.lr:g}) or check the scale of the inputs"
             )
         self.epoch += 1
+        validation = self._validation()
         self._seconds += time.perf_counter() - began
-        if self._checkpoints is not None and self._checkpoints.due():
-            position = {"epoch": self.epoch, "step": self._step, "seconds": self._seconds}
-            self._checkpoints.save(self.stage.name, self._state() | self._moments(), position)
-        self._report(0, steps, loss, self._seconds)
+        self._save()
+        self._report(0, mean, self._seconds, validation)
 
-    def _train_step(self, x: Tensor, y: Tensor, steps: int) -> Tensor:
-        recipe, hooks = self.recipe, self._hooks
-        rate = recipe.rate(self._step, steps * self.epochs, self._batch, self.data.examples)
-        for group, options in zip(self._groups, self._optimiser.param_groups, strict=True):
-            options["lr"] = rate * group.lr
-        with autocast(recipe.autocast, self._device):
-            loss = hooks.loss(self.module, x, y)
-        for parameter in self._parameters:
-            parameter.grad = None
-        (loss * recipe.gradient_scale if recipe.gradient_scale != 1.0 else loss).backward()
+    def _backward(self, x: Tensor, y: Tensor, examples: int) -> Tensor:
+        """The loss of a batch out of a step's examples, its gradients added to those of the step."""
+        with autocast(self.recipe.autocast, self._device):
+            loss = self._loss(self.module, x, y)
+        self._updates.backward(loss if y.shape[0] == examples else loss * (y.shape[0] / examples))
         if self.without_gradient:
             self.without_gradient = [parameter for parameter in self.without_gradient if parameter.grad is None]
-        self._add_l1_gradients()
-        if hooks.after_backward is not None:
-            hooks.after_backward()
-            self._match_gradient_layout()
-        self._weights.take_gradients()
-        self._optimiser.step()
-        self._weights.write()
-        if hooks.after_step is not None:
-            with torch.no_grad():
-                hooks.after_step()
-            self._weights.read()
-        self._step += 1
         return loss.detach()
 
     def _augmented(self, x: Tensor, noise: torch.Generator) -> Tensor:
@@ -223,74 +240,107 @@ class Training:
                 )
         return augmented
 
-    def _add_l1_gradients(self) -> None:
-        for group in self._groups:
-            for parameter in group.parameters if group.l1 else ():
-                if parameter.grad is not None:
-                    alpha = group.l1 * self.recipe.gradient_scale
-                    parameter.grad.add_(parameter.detach().sign(), alpha=alpha)
+    def _validation(self) -> Validation | None:
+        """Loss and score on the validation data, where somebody wants to know them."""
+        if self._validate is None or not (self._stopping or getattr(self._notify, "validates", False)):
+            return None
+        self._evaluation_mode()
+        with seeding.isolated(*self.stage.seed_key, "validation", device=self._device):  # a loader may draw its order
+            validation = Validation(*self._validate(self.module))
+        if self._stopping is not None:
+            self._stopping.update(self.epoch, validation, self._evaluated())
+        self._train_mode()
+        return validation
 
-    def _match_gradient_layout(self) -> None:
-        """Give gradients that a hook has replaced the strides of their parameters: the fused step assumes them."""
-        for parameter in self._parameters:
-            if parameter.grad is not None and parameter.grad.stride() != parameter.stride():
-                parameter.grad = torch.empty_like(parameter).copy_(parameter.grad)
-
-    def _report(self, step: int, steps: int, loss: float | None, seconds: float) -> None:
+    def _report(self, step: int, loss: float | None, seconds: float, validation: Validation | None = None) -> None:
         if self._notify is not None:
             stage = self.stage
+            at = Progress(stage.task, stage.name, self.epoch, stage.epochs, step, self._steps, loss, seconds)
+            if validation is not None:
+                at = replace(at, validation_loss=validation.loss, validation_score=validation.score)
             with seeding.isolated("progress", device=self._device):  # a callback's draws must not change the task
-                self._notify(Progress(stage.task, stage.name, self.epoch, stage.epochs, step, steps, loss, seconds))
+                self._notify(at)
 
-    def _state(self) -> dict[str, Tensor]:
-        """Every tensor that an epoch changes, except the optimiser's moments: parameters and buffers."""
-        state: dict[str, Tensor] = {f"parameter/{i}": parameter for i, parameter in enumerate(self._weights.optimised)}
+    # ---- checkpoints ---------------------------------------------------------------------------------------------
+
+    def _buffers(self) -> dict[str, Tensor]:
         # The frozen weight of an adapted layer is a buffer too, and as large as the base.
-        buffers = {n: b for n, b in self.module.named_buffers() if not n.endswith("base_weight")}
-        return state | {f"buffer/{name}": buffer for name, buffer in buffers.items()}
+        return {f"buffer/{n}": b for n, b in self.module.named_buffers() if not n.endswith("base_weight")}
 
-    def _moments(self) -> dict[str, Tensor]:
-        """The tensors of the optimiser."""
-        moments = self._optimiser.state_dict()["state"]
-        return {f"moment/{i}/{key}": t for i, tensors in moments.items() for key, t in tensors.items()}
+    def _evaluated(self) -> dict[str, Tensor]:
+        """What early stopping remembers of an epoch: parameters and buffers of the module."""
+        return {f"parameter/{i}": p for i, p in enumerate(self._updates.parameters)} | self._buffers()
+
+    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Every tensor and number that an epoch changes."""
+        tensors = self._updates.tensors() | self._buffers()
+        facts = {"epoch": self.epoch, "seconds": self._seconds, **self._updates.facts()}
+        if self._stopping is None:
+            return tensors, facts
+        return tensors | self._stopping.saved_tensors(), facts | self._stopping.facts()
+
+    def _save(self) -> None:
+        if self._checkpoints is None:
+            return
+        try:
+            tensors, facts = self._state()
+        except UnsavableError as error:
+            self._checkpoints = None
+            warnings.warn(
+                f"{self.stage.task}: the optimiser cannot be saved ({error}), so the stage starts again if it is "
+                "interrupted; an optimiser whose state is tensors and numbers can be",
+                CheckpointWarning,
+                stacklevel=2,
+            )
+            return
+        if self._checkpoints.due():
+            self._checkpoints.save(self.stage.name, tensors, facts)
+            self._unsaved = None
+        else:
+            self._unsaved = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}, facts
+
+    def _save_unsaved(self) -> None:
+        """Save the state after the last finished epoch, if that was not done when it ended."""
+        if self._checkpoints is not None and self._unsaved is not None:
+            self._checkpoints.save(self.stage.name, *self._unsaved)
+            self._unsaved = None
 
     def _resume(self, checkpoints: Checkpoints) -> None:
         """Resume from the saved state of the stage; one that does not fit is set aside and the stage starts again."""
-        state = self._state()
-        # Parameters, buffers, and up to two moments of each parameter, with some room for names.
-        limit = SMALL + sum(4 * t.numel() * t.element_size() + 1024 for t in state.values())
+        buffers, evaluated = self._buffers(), self._evaluated()
+        # Parameters and moments, buffers, and once more both at the best epoch, with some room for names.
+        copies = self._updates.copies() + 1
+        limit = SMALL + sum(copies * t.numel() * max(4, t.element_size()) + 1024 * copies for t in evaluated.values())
         saved = checkpoints.load(self.stage.name, limit)
         if saved is None:
             return
         tensors, facts = saved
-        moments = {key: tensor for key, tensor in tensors.items() if key.startswith("moment/")}
-        kinds = MOMENTS[type(self._optimiser).__name__]
-        if self.recipe.optimiser == "sgd" and not self.recipe.momentum:
-            kinds = frozenset()
+        best = {name: tensor for name, tensor in tensors.items() if name.startswith(stopping.PREFIX)}
+        saved_buffers = {name: tensor for name, tensor in tensors.items() if name.startswith("buffer/")}
+        updated = {name: t for name, t in tensors.items() if name not in best and name not in saved_buffers}
         # The batches of a loader may be others in every pass.
-        steps = None if isinstance(self.data, Loaded) else self.data.steps(self.recipe.batch)
+        steps = None if isinstance(self.data, Loaded) else self._steps
         try:
             position = position_of(facts, self.epochs, steps)
-            check_tensors({key: tensor for key, tensor in tensors.items() if key not in moments}, state)
-            by_parameter = moments_of(moments, self._weights.optimised, kinds, position.step)
+            check_tensors(saved_buffers, buffers)
+            restore = self._updates.fitting(updated, facts, position.step)
+            if self._stopping is not None:
+                self._stopping.best = stopping.fitting(best, facts, evaluated, position.epoch)
+            elif best:
+                raise UnfitError(f"it has {min(best)}")
         except UnfitError as error:
             checkpoints.reject(self.stage.name, str(error))
             return
-        self._restore({key: tensors[key] for key in state}, by_parameter, position)
-
-    def _restore(
-        self, tensors: Mapping[str, Tensor], moments: Mapping[int, dict[str, Tensor]], position: Position
-    ) -> None:
-        state = self._state()
-        for index, parts in moments.items():
-            for name, moment in parts.items():
-                if moment.dim():  # the fused step assumes that a moment has the strides of its parameter
-                    parts[name] = torch.empty_like(self._weights.optimised[index]).copy_(moment)
+        restore()
         with torch.no_grad():
-            for key, tensor in state.items():
-                tensor.copy_(tensors[key])
-        self._weights.write()
-        groups = self._optimiser.state_dict()["param_groups"]
-        self._optimiser.load_state_dict({"state": moments, "param_groups": groups})
-        self.epoch, self._step, self._seconds = position
+            for name, buffer in buffers.items():
+                buffer.copy_(saved_buffers[name])
+        self.epoch, self._seconds = position.epoch, position.seconds
         self.without_gradient = []
+
+
+def _together(batches: Iterable[tuple[Tensor, Tensor]], count: int) -> Iterator[Sequence[tuple[Tensor, Tensor]]]:
+    """The batches of each step."""
+    rest = iter(batches)
+    while together := list(islice(rest, count)):
+        yield together

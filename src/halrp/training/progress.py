@@ -22,6 +22,23 @@ class Progress:
     """Mean loss of the epoch that has just ended; None inside an epoch."""
     seconds: float
     """Since the stage began."""
+    validation_loss: float | None = None
+    """Loss on the validation data after the epoch that has just ended, if it was measured."""
+    validation_score: float | None = None
+    """Score on the validation data after the epoch that has just ended, if it was measured."""
 
 
 Notify = Callable[[Progress], None]
+"""A progress callback. One with an attribute `validates` that is true has every epoch measured on the validation data;
+otherwise that is done where the recipe needs it. One that raises `StopTraining` ends the training."""
+
+
+class StopTraining(Exception):  # noqa: N818  (it is no error)
+    """Raised by a progress callback: no more training of this task, which is finished as it is and committed."""
+
+
+@dataclass
+class Stop:
+    """Whether somebody has stopped the training of a task."""
+
+    requested: bool = False

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
 from halrp.training.batches import TaskData
 from halrp.training.checkpoint import Checkpoints
+from halrp.training.evaluate import evaluate
 from halrp.training.loop import Group, Hooks, Stage, Training
-from halrp.training.progress import Notify
+from halrp.training.progress import Notify, Stop
 from halrp.training.recipe import Recipe
+from halrp.training.stopping import Validation
 
 
 @dataclass(frozen=True)
@@ -26,18 +28,29 @@ class TaskRun:
     notify: Notify | None = None
     checkpoints: Checkpoints | None = None
 
-    def training(self, stage: str, module: nn.Module, groups: Sequence[Group], epochs: int) -> Training:
+    stop: Stop = field(default_factory=Stop)
+    """Whether the training of the task is to end, in every stage."""
+
+    def training(
+        self, stage: str, module: nn.Module, groups: Sequence[Group], epochs: int, early_stopping: bool = True
+    ) -> Training:
         """The training of a stage. Variants of one stage, "fine-tune: mean" and "fine-tune: full", draw alike."""
         return Training(
             module,
             groups,
             self.data.train,
-            self.recipe,
+            self.recipe if early_stopping else replace(self.recipe, patience=None),
             Stage(epochs, (*self.seed_key, stage.partition(":")[0]), self.task, stage),
             Hooks(augment=self.data.augment),
             self.notify,
             self.checkpoints,
+            None if self.data.val is None else self._validate,
+            self.stop,
         )
+
+    def _validate(self, module: nn.Module) -> Validation:
+        assert self.data.val is not None
+        return Validation(*evaluate(module, self.data.val, self.recipe.batch, self.recipe.autocast))
 
     def finish(self) -> None:
         """Remove the checkpoints of a task that is committed."""

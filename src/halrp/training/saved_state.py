@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from halrp.checks import is_number, is_whole
-
-MOMENTS = {"Adam": frozenset({"step", "exp_avg", "exp_avg_sq"}), "SGD": frozenset({"momentum_buffer"})}
-"""What each optimiser remembers of a parameter."""
 
 
 class UnfitError(Exception):
@@ -47,37 +44,13 @@ def check_tensors(saved: Mapping[str, Tensor], present: Mapping[str, Tensor]) ->
     if other := sorted(saved.keys() ^ present.keys()):
         raise UnfitError(f"it {'lacks' if other[0] in present else 'has'} {other[0]}")
     for name, tensor in saved.items():
-        _check_like(name, tensor, present[name])
+        check_like(name, tensor, present[name])
         if not bool(tensor.isfinite().all()) and bool(present[name].isfinite().all()):
             raise UnfitError(f"{name} is not finite")
 
 
-def moments_of(
-    saved: Mapping[str, Tensor], optimised: Sequence[Tensor], kinds: frozenset[str], step: int
-) -> dict[int, dict[str, Tensor]]:
-    """The optimiser's memory by parameter: all of its kinds, or none for a parameter that had no gradient yet."""
-    moments: dict[int, dict[str, Tensor]] = {}
-    for key, moment in saved.items():
-        index, _, kind = key.removeprefix("moment/").partition("/")
-        if kind not in kinds or index not in map(str, range(len(optimised))):
-            raise UnfitError(f"it has {key}")
-        if kind == "step":
-            if moment.dim() or not 0 < float(moment) <= step or float(moment) % 1:
-                raise UnfitError(f"{key} is not a number of steps up to {step}")
-        else:
-            _check_like(key, moment, optimised[int(index)])
-            if not bool(moment.isfinite().all()) or (kind == "exp_avg_sq" and bool((moment < 0).any())):
-                raise UnfitError(f"{key} is not finite, or below zero")
-        moments.setdefault(int(index), {})[kind] = moment
-    for number, parts in moments.items():
-        if missing := kinds - parts.keys():
-            raise UnfitError(f"it lacks moment/{number}/{min(missing)}")
-    if step and kinds and not moments:
-        raise UnfitError("it lacks all moments")
-    return moments
-
-
-def _check_like(name: str, tensor: Tensor, present: Tensor) -> None:
+def check_like(name: str, tensor: Tensor, present: Tensor) -> None:
+    """Compare type and shape of a saved tensor with those of the one that it would replace."""
     if tensor.shape != present.shape or tensor.dtype != present.dtype:
         saved, expected = (f"{t.dtype} of shape {tuple(t.shape)}" for t in (tensor, present))
         raise UnfitError(f"{name} is {saved}, not {expected}")

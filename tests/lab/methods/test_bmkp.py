@@ -305,7 +305,7 @@ def test_the_official_rate_falls_in_steps(monkeypatch: pytest.MonkeyPatch) -> No
     rates: list[float] = []
 
     def note() -> None:
-        rates.append(training._optimiser.param_groups[0]["lr"])
+        rates.append(training._updates.optimiser.param_groups[0]["lr"])
 
     training = network.training(
         context, task, net, [Group(list(net.parameters()))], ("x",), "learn", epochs=5, after_step=note

@@ -307,7 +307,7 @@ def test_the_rate_falls_when_the_validation_loss_does_not() -> None:
     rates, weights = [], []
 
     def validation_loss() -> float:
-        rates.append(training.recipe.lr)
+        rates.append(training._updates.optimiser.param_groups[0]["lr"])
         weights.append({n: p.detach().clone() for n, p in net.named_parameters()})
         return next(losses)
 

@@ -307,10 +307,10 @@ def regulariser_gradient(weight: Tensor, basis: Tensor, form: Form = "paper") ->
 
 def train_in_steps(training: Training) -> None:
     """Train to the end with the learning rate of the official schedule."""
-    start = training.recipe
+    start = training.recipe.lr
     while training.epoch < training.epochs:
         steps = training.epoch // STEP_SIZE
-        training.recipe = replace(start, lr=start.lr * GAMMA**steps)
+        training.set_rate(start * GAMMA**steps)
         training.run(STEP_SIZE * (steps + 1))
 
 

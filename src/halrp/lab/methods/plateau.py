@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import nn
@@ -37,7 +36,7 @@ def train_until_plateau(
             rate, waited = training.recipe.lr / factor, 0
             if rate < floor:
                 break
-            training.recipe = replace(training.recipe, lr=rate)
+            training.set_rate(rate)
     with torch.no_grad():
         for parameter, value in zip(parameters, best, strict=True):
             parameter.copy_(value)

@@ -92,6 +92,7 @@ def parts(root: Path) -> dict[str, Callable[[], str]]:
         "demo": partial(demo_table, root / "demo"),
         "orders": partial(orders_table, root / "cifar100-split-orders"),
         "train-step": partial(ratios_table, benchmarks / "train_step.json", "training step"),
+        "predict-one": partial(ratios_table, benchmarks / "predict_one.json", "prediction"),
         "mixed-batch": partial(ratios_table, benchmarks / "mixed_batch.json", "mixed batch"),
         "many-tasks": partial(ratios_table, benchmarks / "many_tasks.json", "last five of 50 tasks to tasks 2 – 6"),
         "batches": partial(ratios_table, benchmarks / "batches.json", "batches of 128 images"),
