@@ -3,13 +3,14 @@
 import itertools
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from halrp import Budget, Delta, Halrp, Learner
+from halrp import Budget, Delta, Halrp, Learner, WarmUp
 from halrp.errors import BudgetTooSmall, SettingError
 from halrp.method.budget import _larger, smallest_bytes
 from halrp.method.protocols import Allocation, Allocator, FixedCost, LayerOptions, TaskCosts
@@ -270,7 +271,8 @@ def model() -> nn.Module:
 
 def learn(model: nn.Module, name: str = "task", **settings: Any) -> Delta:
     """Learn one task within the bound of the settings."""
-    learner = Learner(model, method=Halrp.budget(**settings), recipe=FAST, base="given")
+    method = replace(Halrp.budget(**settings), start=WarmUp())
+    learner = Learner(model, method=method, recipe=FAST, base="given")
     return learner.learn(name, tiny_task("conv"))
 
 

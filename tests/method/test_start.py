@@ -16,7 +16,8 @@ from halrp.method import allocate, decompose
 from halrp.method.importance import Curvature, Sensitivity
 from halrp.method.protocols import FixedCost, TaskCosts
 from halrp.method.scales import scaled
-from halrp.method.start import Start, low_rank_start
+from halrp.method.start import Start
+from halrp.method.warm_up import low_rank_start
 from halrp.model.codec import PRECISIONS, Precision, encode
 from halrp.model.size import Size
 

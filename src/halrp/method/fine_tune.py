@@ -15,7 +15,8 @@ from halrp.model.base import Base
 from halrp.model.factors import Factors
 from halrp.training.batches import Data
 from halrp.training.evaluate import evaluate
-from halrp.training.loop import Group, Training
+from halrp.training.groups import Group, Kind, by_kind, by_role
+from halrp.training.loop import Training
 from halrp.training.run import TaskRun
 
 
@@ -48,7 +49,10 @@ def fine_tune(
     """Fine-tune from each view's start for a while, then to the end from the one with the lowest validation loss."""
     variants = [prepare(base, method, view, start, owned, run.data.classes) for view, start in starts.items()]
     epochs = run.recipe.epochs - method.warm_up
-    trainings = [run.training(f"fine-tune: {v.view}", v.net, v.groups, epochs) for v in variants]
+    trainings = [
+        run.training(f"fine-tune: {v.view}", v.net, by_kind(v.groups, _kinds(base, v), run.recipe), epochs)
+        for v in variants
+    ]
     val = run.data.val
     best = 0 if val is None or len(variants) == 1 else _lowest_validation_loss(trainings, method.trial, val, run)
     variant, training = variants[best], trainings[best]
@@ -75,6 +79,15 @@ def prepare(
         Group(_parameters(t for n, t in private.items() if n not in start.dense)),
     ]
     return FineTuning(view, start, base.tuning_view(factors, private, classes), factors, private, groups)
+
+
+def _kinds(base: Base, variant: FineTuning) -> dict[nn.Parameter, Kind]:
+    """What kind of parameter each is that trains."""
+    kinds = by_role(base.plan, ((n, t) for n, t in variant.owned.items() if isinstance(t, nn.Parameter)))
+    for layer in variant.factors.values():
+        kinds |= dict.fromkeys(_parameters((layer.r, layer.s)), "scales")
+        kinds |= dict.fromkeys(_parameters((layer.p, layer.q)), "factors")
+    return kinds
 
 
 def _lowest_validation_loss(trainings: Sequence[Training], trial: float, val: Data, run: TaskRun) -> int:

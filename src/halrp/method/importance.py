@@ -71,7 +71,10 @@ class MeanSquare:
 
 
 class Curvature(NamedTuple):
-    """Kronecker factors of a layer's Fisher: loss of an error E (J, I·K) is predicted as tr(G E A Eᵀ)."""
+    """Kronecker factors of a layer's Fisher: loss of an error E (J, I·K) is predicted as tr(G E A Eᵀ).
+
+    A weight (I, J), whose rows meet the inputs, has the two exchanged: the loss of Eᵀ is the same.
+    """
 
     A: Tensor
     """(I·K, I·K): Σ over positions of a aᵀ, mean over examples; a is the input patch that meets the kernel."""
@@ -135,12 +138,12 @@ def curvature(module: nn.Module, weights: Mapping[str, Tensor], data: Data, batc
     with ExitStack() as hooks:
         for name, holders in layers.items():
             rules = [moments_rule(layer, weights[name]) for layer in holders]
-            if None in rules:
+            known = [rule for rule in rules if rule is not None]
+            if len(known) < len(rules) or len({rule.inputs_first for rule in known}) > 1:
                 continue
-            moments[name] = _Moments()
-            for layer, rule in zip(holders, rules, strict=True):
-                if rule is not None:
-                    hooks.callback(rule.record(layer, moments[name]).remove)
+            moments[name] = _Moments(any(rule.inputs_first for rule in known))
+            for layer, rule in zip(holders, known, strict=True):
+                hooks.callback(rule.record(layer, moments[name]).remove)
         for _, size in _gradients(module, weights, data, batch):
             for moment in moments.values():
                 moment.end_batch(size)
@@ -150,7 +153,8 @@ def curvature(module: nn.Module, weights: Mapping[str, Tensor], data: Data, batc
 class _Moments:
     """Sums of a aᵀ and g gᵀ of one weight; gradients wait for the end of a batch to learn its size."""
 
-    def __init__(self) -> None:
+    def __init__(self, inputs_first: bool = False) -> None:
+        self.inputs_first = inputs_first
         self.a: Tensor | float = 0.0
         self.g: Tensor | float = 0.0
         self.waiting: Tensor | float = 0.0
@@ -172,20 +176,21 @@ class _Moments:
         self.examples += size
 
     def factors(self) -> Curvature:
-        return Curvature(torch.as_tensor(self.a / self.examples), torch.as_tensor(self.g / self.positions))
+        a, g = torch.as_tensor(self.a / self.examples), torch.as_tensor(self.g / self.positions)
+        return Curvature(g, a) if self.inputs_first else Curvature(a, g)
 
 
 def _gradients(module: nn.Module, weights: Mapping[str, Tensor], data: Data, batch: int) -> Any:
     """Yield the gradients of each batch's mean loss and the batch's size."""
     names = list(weights)
     for x, y in data.batches(batch, None):
-        with _differentiable(module):
+        with differentiable(module):
             loss = classification.loss(module(x), y)
             gradients = torch.autograd.grad(loss, [weights[name] for name in names], allow_unused=True)
         yield {n: at_least_float32(g) for n, g in zip(names, gradients, strict=True) if g is not None}, y.shape[0]
 
 
-def _differentiable(module: nn.Module) -> AbstractContextManager[None]:
+def differentiable(module: nn.Module) -> AbstractContextManager[None]:
     """A context in which a module in evaluation mode has gradients: cuDNN's recurrent layers refuse them."""
     refused = any(not family_for(layer).cudnn_eval_gradients for layer in module.modules())
     return torch.backends.cudnn.flags(enabled=False) if refused else nullcontext()

@@ -8,8 +8,12 @@ The presets are the paper's equations, the authors' released code, and ours.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from torch import Tensor
 
 from halrp.errors import SettingError
 from halrp.method.allocate import LossRate
@@ -17,17 +21,22 @@ from halrp.method.budget import Budget
 from halrp.method.decompose import Plain
 from halrp.method.importance import GradientNorm, MeanSquare
 from halrp.method.protocols import (
-    CHOICES,
     Allocator,
     Compression,
     Decomposition,
     Importance,
     Scales,
+    TaskCosts,
     check_choice,
 )
 from halrp.method.prune import Keep, Prune
 from halrp.method.scales import Exact, Legacy
+from halrp.method.start import Starts
+from halrp.model.base import Base
 from halrp.model.codec import PRECISIONS, Precision
+from halrp.model.commit_check import CommitCheck
+from halrp.training.recipe import LATER
+from halrp.training.run import TaskRun
 
 
 @dataclass(frozen=True)
@@ -57,18 +66,23 @@ class Halrp:
     """How factors and dense weights are stored: as they are, in bfloat16, or in int8 with a scale per component. A
     budget in bytes has room for more components in a lower precision."""
     warm_up: int = 1
-    """Epochs of training without constraint that show where the task wants to go."""
+    """Epochs before the start of fine-tuning: of the whole network, or of what the task owns (`start`)."""
     l1: float = 0.0
     """λ₀: penalty λ₀·(|p|₁ + |q|₁) while fine-tuning."""
     l2: float = 0.0
     """λ₁: penalty λ₁/2·(‖r‖² + ‖s‖² + ‖p‖² + ‖q‖²) while fine-tuning."""
     base_l2: float = 0.0
     """Penalty λ/2·‖W‖² on the adaptable weights while the base is trained."""
+    start: StartRule | None = field(default=None, metadata=LATER)
+    """Where fine-tuning starts: `WarmUp()` trains a copy of the whole network and decomposes where it went,
+    `Gradients()` trains what the task owns and follows the gradients of the rest, with the memory of a delta. None is
+    `Gradients()` on a given base for a method that has no other choice for a decomposition, else `WarmUp()`."""
 
     def __post_init__(self) -> None:
         """Refuse values that Algorithm 1 cannot use."""
-        for name in CHOICES:
-            check_choice(name, getattr(self, name))
+        for name, protocol in CHOICES.items():
+            if name != "start" or self.start is not None:
+                check_choice(name, getattr(self, name), protocol)
         if self.view not in ("mean", "full", "validation"):
             raise SettingError(f"Halrp(view={self.view!r}) is unknown; choose 'mean', 'full' or 'validation'")
         if self.initial not in ("components", "random components", "random"):
@@ -88,6 +102,8 @@ class Halrp:
         for name in ("l1", "l2", "base_l2"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise SettingError(f"Halrp({name}={getattr(self, name)}) must be finite and not negative")
+        if self.start is not None:
+            self.start.check(self)
 
     def views(self, kernels: bool, validation: bool) -> tuple[str, ...]:
         """The views of convolutions to try: both only if there are kernels to choose for and data to choose by."""
@@ -167,3 +183,37 @@ class Halrp:
             l2=l2,
             base_l2=l2,
         )
+
+
+class StartRule(Protocol):
+    """Finds where the fine-tuning of a task starts: the first half of Algorithm 1."""
+
+    def check(self, method: Halrp, /) -> None:
+        """Raise `SettingError` if the method has choices that this start cannot follow."""
+        return
+
+    @abstractmethod
+    def __call__(
+        self,
+        base: Base,
+        method: Halrp,
+        run: TaskRun,
+        check: CommitCheck,
+        costs: Callable[[Mapping[str, Tensor], str], TaskCosts],
+        /,
+    ) -> Starts:
+        """Return a start for each view that is tried, and what the task owns in any case.
+
+        `costs(owned, view)` are those of the task; `check.gradients` refuses weights that no gradient reaches.
+        """
+
+
+CHOICES: dict[str, type] = {
+    "scales": Scales,
+    "decompose": Decomposition,
+    "importance": Importance,
+    "allocate": Allocator,
+    "start": StartRule,
+    "compress": Compression,
+}
+"""The protocol of each choice of `Halrp`; `start` may also be None."""

@@ -1,6 +1,7 @@
 """The choices of `Halrp` as protocols: what a value of each field must be able to do.
 
-Any value with these calls will do, from this package or from yours; nothing asks for its class. A dataclass is recorded
+Any value with these calls will do, from this package or from yours; nothing asks for its class. (That of `start`, which
+takes a whole method, stands beside `Halrp`.) A dataclass is recorded
 in the task's file with its fields, anything else by its name. Derive from a protocol to inherit its defaults.
 
     scales(free, base)                       → r, s
@@ -166,25 +167,14 @@ class Compression(Protocol):
         """Return the same tasks, in the same order; a task that does not change is returned as the same object."""
 
 
-CHOICES: dict[str, type] = {
-    "scales": Scales,
-    "decompose": Decomposition,
-    "importance": Importance,
-    "allocate": Allocator,
-    "compress": Compression,
-}
-"""The protocol of each field of `Halrp`."""
-
-
-def check_choice(field: str, value: Any) -> None:
+def check_choice(field: str, value: Any, protocol: type) -> None:
     """Refuse a value for a field of `Halrp` that lacks a call of its protocol."""
     if isinstance(value, type):
         raise SettingError(f"Halrp({field}={value.__name__}) is a class; give an instance, such as {value.__name__}()")
-    protocol = CHOICES[field]
     members = [name for name in vars(protocol) if name == "__call__" or not name.startswith("_")]
     missing = [name for name in members if not hasattr(value, name)]
     if missing:
         raise SettingError(
             f"Halrp({field}={value!r}) lacks {', '.join(missing)}; give a value with the calls of "
-            f"halrp.method.protocols.{protocol.__name__}, or derive its class from that"
+            f"{protocol.__module__}.{protocol.__name__}, or derive its class from that"
         )
