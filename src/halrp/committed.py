@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import torch
+
 from halrp.checks import check_task_name
 from halrp.errors import DamagedError, DamagedTaskWarning, TaskError, UnknownTaskError, WrongBaseError
 from halrp.model.base import Base
@@ -112,11 +114,15 @@ class Committed:
     def restore(self, store: Store, skip_damaged: bool = False) -> None:
         """Take over a store's base and tasks; nothing changes if it cannot be read."""
         base = store.read_base(self.initial)
-        if self.base is not None and base.fingerprint != self.base.fingerprint:
-            raise WrongBaseError(
-                f"the store {store.folder} was made on a base with fingerprint {base.fingerprint[:12]}…, the given "
-                f"model has {self.base.fingerprint[:12]}…; pass the model it was made with, or another folder"
-            )
+        if self.base is not None:
+            # Heads are left out, whatever the store's fingerprint is of: its base answers with its own.
+            theirs, ours = base.fingerprint_without_head, self.base.fingerprint_without_head
+            if theirs != ours:
+                raise WrongBaseError(
+                    f"the store {store.folder} was made on a base with fingerprint {theirs[:12]}…, the given model has "
+                    f"{ours[:12]}… (without heads){_difference(self.base, base)}; pass the model it was made with or "
+                    "another folder, or use Learner.load, which takes the store's weights"
+                )
         self._take_over(store, base, skip_damaged)
 
     def _take_over(self, store: Store, base: Base, skip_damaged: bool) -> None:
@@ -228,3 +234,10 @@ class Committed:
     def _forget(self, name: str) -> None:
         self._entries.pop(name, None)
         self._old.pop(name, None)
+
+
+def _difference(ours: Base, theirs: Base) -> str:
+    """Which weights of two bases of one architecture differ, in words for an error."""
+    others = theirs.tensors
+    names = [n for n, t in ours.tensors.items() if ours.plan.role(n) != "head" and not torch.equal(t, others[n])]
+    return f", which differs in {', '.join(names[:3])}{', …' * (len(names) > 3)}" if names else ""

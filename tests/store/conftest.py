@@ -9,7 +9,7 @@ import pytest
 
 from halrp import Flat, Halrp, Learner
 from tests.helpers import tiny_task
-from tests.store.test_store import OFFICIAL, learned, roomy
+from tests.store.stores import OFFICIAL, learned, roomy
 
 
 @pytest.fixture(scope="session")

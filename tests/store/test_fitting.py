@@ -18,7 +18,8 @@ from halrp.model.layout import Slot
 from halrp.store import task_file
 from halrp.store.fitting import check
 from tests.helpers import FAST, address, drawn, tiny_task
-from tests.store.test_store import ConvHead, roomy
+from tests.store.stores import roomy
+from tests.store.test_store import ConvHead
 
 Change = Callable[[Delta], Delta]
 
@@ -212,5 +213,7 @@ def test_a_kernel_has_its_channels_last_where_the_base_has() -> None:
     task, base = learner.learn("t", tiny_task("conv", 1)), learner._committed.ready
     assert task.plain["fc.weight"].dim() == 4
     for last in (True, False):
-        fitted = task_file.load(task_file.write(task), Base(base.module, base.plan, last), "the file")
+        fitted = task_file.load(
+            task_file.write(task), Base(base.module, base.plan, last, counts_head=base.counts_head), "the file"
+        )
         assert fitted.plain["fc.weight"].is_contiguous(memory_format=torch.channels_last) == last

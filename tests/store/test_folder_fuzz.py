@@ -25,7 +25,7 @@ from halrp.store import atomic, task_file
 from halrp.store.manifest import Manifest
 from tests.helpers import net
 from tests.store.hostile import JSON, contents, mutated, replaced
-from tests.store.test_store import snapshot
+from tests.store.stores import snapshot
 from tests.store.test_task_file_fuzz import edited
 
 # ---- the manifest -------------------------------------------------------------------------------------------------
@@ -70,10 +70,10 @@ def test_a_manifest_with_very_many_changes_is_refused(example: tuple[Path, Learn
                 Manifest.parse(changed, "manifest")
 
 
-@pytest.mark.parametrize("version", [0, 4, True, 1.0, 2.0, "2", None])
+@pytest.mark.parametrize("version", [0, 5, True, 1.0, 2.0, "2", None])
 def test_a_manifest_of_another_format_is_refused(version: object, example: tuple[Path, Learner]) -> None:
     content = (example[0] / "manifest.json").read_bytes()
-    with pytest.raises(FormatError, match="reads formats 1 to 3"):
+    with pytest.raises(FormatError, match="reads formats 1 to 4"):
         Manifest.parse(resealed(content, lambda facts: facts.update(format=version)), "manifest")
 
 
@@ -116,9 +116,9 @@ def test_a_manifest_that_names_a_file_elsewhere_is_refused(
 
 @given(
     st.sampled_from(
-        ["format", "halrp", "identity", "generation", "history", "head", "channels_last", "fingerprint", "base"]
+        ["format", "halrp", "identity", "generation", "history", "head", "channels_last", "fingerprint", "counts_head"]
     )
-    | st.sampled_from(["layouts", "tasks", "pruned"]),
+    | st.sampled_from(["base", "layouts", "tasks", "pruned"]),
     st.sampled_from([None, "file", "sha256", "bytes", "name", "versions", "extra"]),
     JSON,
 )

@@ -11,11 +11,11 @@ import pytest
 from halrp import Learner, Store
 from halrp.errors import StoreChangedError
 from halrp.store import lineage
-from halrp.store.manifest import HISTORY, Manifest
+from halrp.store.manifest import FORMAT, HISTORY, Manifest
 from tests.helpers import net, tiny_task
 from tests.store.corpus.make import CORPORA, HERE
+from tests.store.stores import learned, same_predictions, snapshot
 from tests.store.test_manifest import large
-from tests.store.test_store import learned, same_predictions, snapshot
 
 
 def lose(folder: Path, _: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_store_of_an_earlier_format_gets_an_identity_at_its_next_commit(name: 
     delta = first.tasks["base"]
     store.commit(first._committed.ready, [dataclasses.replace(delta, task="new")])
     new = store.manifest()
-    assert (new.format, new.generation, new.history) == (3, 1, (old.digest[:16],))
+    assert (new.format, new.generation, new.history) == (FORMAT, 1, (old.digest[:16],))
     assert new.identity
     late.check_known()  # a later generation of what it saw
     (folder / "manifest.json").write_bytes(old.content)

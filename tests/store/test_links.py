@@ -10,7 +10,7 @@ import pytest
 from halrp import Learner, Store
 from halrp.errors import LinkError, WriteError
 from tests.helpers import net, tiny_task
-from tests.store.test_store import learned, same_predictions, snapshot
+from tests.store.stores import learned, same_predictions, snapshot
 
 LINKED = ("tasks", "work", "lock", "trash", "trash/tasks", "manifest.json")
 

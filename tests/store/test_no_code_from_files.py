@@ -63,7 +63,7 @@ def dangers(source: str) -> Iterator[str]:
             module, _, function = full.rpartition(".")
             if (module, function) in LOADERS:
                 yield f"{where}: {full}"
-            if first in BUILTINS and not rest and isinstance(node, ast.Name):
+            if first in BUILTINS and isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
                 yield f"{where}: {first}"
             if module == "builtins" and function in BUILTINS:
                 yield f"{where}: {full}"

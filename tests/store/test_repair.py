@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -14,16 +15,11 @@ from halrp.errors import FormatError, LinkError, StoreError
 from halrp.model import views
 from halrp.model.base import Base
 from halrp.model.plan import plan
+from halrp.store.manifest import Entry
 from halrp.store.repair import Repair
 from tests.helpers import net, tiny_task
 from tests.store.corpus.make import CORPORA, HERE
-from tests.store.test_store import committed, learned, same_predictions, snapshot
-
-X = tiny_task("mlp", 7)[0]
-
-
-def reopened(folder: Path) -> Learner:
-    return Learner.load(folder, net("mlp"))
+from tests.store.stores import X, committed, learned, reopened, same_predictions, snapshot
 
 
 def kinds(report: Repair) -> dict[str, str]:
@@ -40,6 +36,12 @@ def repaired(folder: Path, **options: object) -> Repair:
     assert report.done
     assert (report.steps, report.lost, report.usable) == (planned.steps, planned.lost, planned.usable)
     return report
+
+
+def written_in_turn(folder: Path, entries: Iterable[Entry]) -> None:
+    """Give files of a store the times that they have if they are written one after the other."""
+    for number, entry in enumerate(entries):
+        os.utime(folder / entry.file, ns=(10**9 * number, 10**9 * number))
 
 
 def test_a_good_store_needs_nothing(tmp_path: Path) -> None:
@@ -106,8 +108,7 @@ def test_a_lost_present_version_is_replaced_by_the_one_before(tmp_path: Path) ->
 def test_a_lost_manifest_is_made_again_from_the_files(way: str, tmp_path: Path) -> None:
     learner = learned("mlp", tasks=4, store=tmp_path)
     before = Store(tmp_path).manifest()
-    for number, entry in enumerate(before.tasks.values()):
-        os.utime(tmp_path / entry.file, ns=(10**9 * number, 10**9 * number))
+    written_in_turn(tmp_path, before.tasks.values())
     path = tmp_path / "manifest.json"
     if way == "missing":
         path.unlink()
@@ -133,8 +134,7 @@ def test_of_several_versions_the_newest_file_is_the_present_one_and_the_report_s
     learner = learned("mlp", store=tmp_path)
     learner.learn("t1", tiny_task("mlp", 5), replace=True)
     before = Store(tmp_path).manifest()
-    for number, entry in enumerate((*before.versions["t1"], before.tasks["t1"])):
-        os.utime(tmp_path / entry.file, ns=(10**9 * number, 10**9 * number))
+    written_in_turn(tmp_path, (*before.versions["t1"], before.tasks["t1"]))
     (tmp_path / "manifest.json").unlink()
     report = repaired(tmp_path)
     assert kinds(report)[before.tasks["t1"].file] == "choose"
@@ -147,6 +147,8 @@ def test_a_store_of_any_format_can_be_made_again(name: str, tmp_path: Path) -> N
     folder = tmp_path / "store"
     shutil.copytree(HERE / name / "store", folder)
     before = Store(folder).manifest()
+    old = [entry for versions in before.versions.values() for entry in reversed(versions)]
+    written_in_turn(folder, (*old, *before.tasks.values()))  # a checkout writes them in any order
     (folder / "manifest.json").unlink()
     if name.startswith("v1"):  # its files do not name the head
         with pytest.raises(StoreError, match="cannot be repaired without its model"):
@@ -160,6 +162,7 @@ def test_a_store_of_any_format_can_be_made_again(name: str, tmp_path: Path) -> N
         before.fingerprint,
     )
     assert set(after.tasks.items()) == set(before.tasks.items())
+    assert after.versions == before.versions
     Learner.load(folder, CORPORA[name].model(classes=3))
 
 
@@ -220,7 +223,7 @@ def test_what_is_no_store_or_of_a_later_version_or_has_links_is_refused(tmp_path
     learned("mlp", tasks=1, store=tmp_path / "store")
     path = tmp_path / "store" / "manifest.json"
     content = path.read_bytes()
-    path.write_bytes(content.replace(b'"format": 3', b'"format": 9'))
+    path.write_bytes(content.replace(b'"format": 4', b'"format": 9'))
     with pytest.raises(FormatError, match="format 9"):
         Store(tmp_path / "store").repair()
     path.rename(tmp_path / "elsewhere")

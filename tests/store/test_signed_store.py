@@ -21,6 +21,7 @@ from halrp.tools.verify import verify
 from halrp.training.progress import Progress
 from tests.commands import invoke
 from tests.helpers import FAST, net, tiny_task
+from tests.store.stores import learned, roomy, snapshot
 
 PRIVATE = Key("ed25519-private", bytes(range(32)))
 PUBLIC = PRIVATE.verifier()
@@ -34,10 +35,6 @@ ran = partial(invoke, app)
 
 def learner_at(store: Store) -> Learner:
     return Learner(model(), method=METHOD, recipe=FAST, store=store)
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +60,7 @@ def forge(folder: Path) -> None:
 
 
 def test_a_signed_store_is_changed_with_its_key_only(signed: Path) -> None:
-    before = tree(signed)
+    before = snapshot(signed)
     learner = learner_at(Store(signed))
     epochs: list[Progress] = []
     learner.progress = epochs.append
@@ -72,7 +69,7 @@ def test_a_signed_store_is_changed_with_its_key_only(signed: Path) -> None:
     with pytest.raises(SignatureError, match="is signed"):
         learner.remove("second")
     assert epochs == []
-    assert {name: content for name, content in tree(signed).items() if name != "lock"} == {
+    assert {name: content for name, content in snapshot(signed).items() if name != "lock"} == {
         name: content for name, content in before.items() if name != "lock"
     }
     shutil.rmtree(signed / "signatures")
@@ -87,9 +84,11 @@ def test_every_file_is_signed_and_the_store_is_otherwise_the_same(made: Path, tm
     unsigned = learner_at(Store(tmp_path / "unsigned"))
     unsigned.learn("first", tiny_task("mlp"))
     unsigned.learn("second", tiny_task("mlp", 1))
-    files = tree(made)
+    files = snapshot(made)
     signatures = {name for name in files if name.startswith("signatures/")}
-    assert {name: content for name, content in files.items() if name not in signatures} == tree(tmp_path / "unsigned")
+    assert {name: content for name, content in files.items() if name not in signatures} == snapshot(
+        tmp_path / "unsigned"
+    )
     stems = {name.rpartition(".")[0] for name in files if "-" in name and name not in signatures}
     digest = atomic.checksum(files["manifest.json"])[:16]
     assert signatures == {f"signatures/{stem}.sig" for stem in (*stems, f"manifest-{digest}")}
@@ -127,7 +126,7 @@ def test_a_file_whose_signature_is_missing_or_wrong_is_refused_by_name(pattern: 
         shutil.copy(other, signature)
     else:
         signature.write_bytes(bytes(0 if damage == "empty" else 10_000))
-    before = tree(signed)
+    before = snapshot(signed)
     with pytest.raises(SignatureError, match=path.name):
         Learner.load(signed, model(), verify_key=PUBLIC)
     Learner.load(signed, model())
@@ -136,7 +135,7 @@ def test_a_file_whose_signature_is_missing_or_wrong_is_refused_by_name(pattern: 
     bad = {file for file, finding in findings.items() if finding.status == "bad"}
     assert len(bad) == 1 or pattern == "layout-*", "tasks cannot be read without their layout"
     assert {finding.status for finding in verify(signed)} == {"good"}
-    assert tree(signed) == before
+    assert snapshot(signed) == before
 
 
 def test_what_was_changed_with_its_checksums_is_refused(signed: Path) -> None:
@@ -149,7 +148,7 @@ def test_what_was_changed_with_its_checksums_is_refused(signed: Path) -> None:
 
 def test_a_signing_store_never_signs_what_somebody_else_wrote(signed: Path) -> None:
     forge(signed)
-    before = tree(signed)
+    before = snapshot(signed)
     with pytest.raises(SignatureError):
         learner_at(Store(signed, signing_key=PRIVATE))
     store = Store(signed, signing_key=PRIVATE)
@@ -157,7 +156,7 @@ def test_a_signing_store_never_signs_what_somebody_else_wrote(signed: Path) -> N
     elsewhere.learn("first", tiny_task("mlp"))
     with pytest.raises(SignatureError):
         store.commit(elsewhere._committed.ready, list(elsewhere.tasks.values()))
-    assert tree(signed) == before
+    assert snapshot(signed) == before
 
 
 def test_a_loaded_learner_commits_signed_tasks(signed: Path) -> None:
@@ -178,9 +177,9 @@ def test_a_store_is_signed_later(key: Key, tmp_path: Path) -> None:
         Store(folder).sign(PUBLIC)
     assert not (folder / "signatures").exists()
     assert Store(folder).sign(key) == 4
-    content = tree(folder)
+    content = snapshot(folder)
     assert Store(folder, signing_key=key).sign() == 4
-    assert tree(folder) == content
+    assert snapshot(folder) == content
     assert list(Learner.load(folder, model(), verify_key=key.verifier()).tasks) == ["first"]
 
 
@@ -207,7 +206,7 @@ def test_the_same_commits_give_the_same_bytes(made: Path, tmp_path: Path) -> Non
     learner = learner_at(Store(tmp_path / "again", signing_key=PRIVATE))
     learner.learn("first", tiny_task("mlp"))
     learner.learn("second", tiny_task("mlp", 1))
-    assert tree(tmp_path / "again") == tree(made)
+    assert snapshot(tmp_path / "again") == snapshot(made)
 
 
 @pytest.mark.parametrize("last", ["manifest.json", "manifest-", "third-"])
@@ -284,6 +283,64 @@ def test_a_rebuilt_manifest_names_only_what_the_key_signed(tmp_path: Path) -> No
     signature.unlink()
     Store(tmp_path, signing_key=PRIVATE).repair()
     assert verified(tmp_path) == ["x"]
+
+
+def test_every_change_of_a_signed_store_is_signed(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store", signing_key=SECRET)
+    learner = Learner(net("mlp"), recipe=FAST, method=roomy(), base="given", store=store)
+    for number in range(3):
+        learner.learn(f"t{number}", tiny_task("mlp", number))
+    other = learned("mlp", tasks=0, base="given", store=tmp_path / "other")
+    other.learn("other", tiny_task("mlp", 4))
+    steps: list[Callable[[], object]] = [
+        lambda: learner.rename("t0", "renamed"),
+        lambda: learner.learn("t1", tiny_task("mlp", 5), replace=True),
+        lambda: learner.revert("t1"),
+        lambda: learner.drop_versions("t1"),
+        lambda: learner.remove("t2"),
+        lambda: store.merge(tmp_path / "other"),
+        lambda: store.repair(empty_trash=True),
+        store.repair,
+    ]
+    for step in steps:
+        if step == steps[-1]:
+            (tmp_path / "store" / "manifest.json").unlink()
+        step()
+        Learner.load(tmp_path / "store", net("mlp"), verify_key=SECRET)
+    signed = {name.removeprefix("signatures/") for name in snapshot(tmp_path / "store") if name.endswith(".sig")}
+    named = {entry.file.rpartition(".")[0] + ".sig" for entry in store.manifest().entries}
+    assert named <= signed
+    assert not {name for name in signed - named if not name.startswith("manifest-")}  # the trash was emptied
+
+
+def test_a_store_that_is_only_verified_is_not_written_to(tmp_path: Path) -> None:
+    learned("mlp", tasks=2, store=tmp_path)
+    Store(tmp_path).sign(SECRET)
+    before = snapshot(tmp_path)
+    learner = Learner.load(tmp_path, net("mlp"), verify_key=SECRET)
+    trained: list[object] = []
+    learner.progress = trained.append
+    for act in (lambda: learner.learn("t2", tiny_task("mlp", 2)), lambda: learner.remove("t1")):
+        with pytest.raises(SettingError, match=r"without a key that signs.*attach=False"):
+            act()
+    assert not trained
+    assert snapshot(tmp_path) == before
+    Learner.load(tmp_path, net("mlp"), verify_key=SECRET, attach=False).learn("t2", tiny_task("mlp", 2))
+
+
+def test_a_repair_with_a_key_takes_in_nothing_that_is_not_signed(tmp_path: Path) -> None:
+    learner = learned("mlp", tasks=2, store=tmp_path)
+    Store(tmp_path).sign(SECRET)
+    hidden = (tmp_path / "signatures").rename(tmp_path / "hidden")
+    learner.learn("foreign", tiny_task("mlp", 5))  # without the key
+    hidden.rename(tmp_path / "signatures")
+    store = Store(tmp_path, signing_key=SECRET)
+    with pytest.raises(SignatureError, match=r"manifest\.json"):
+        store.repair()
+    (tmp_path / "manifest.json").unlink()
+    report = store.repair()
+    assert [step.kind for step in report.steps] == ["rebuild", "unreadable"]
+    assert list(Learner.load(tmp_path, net("mlp"), verify_key=SECRET).tasks) == ["t0", "t1"]
 
 
 def stopped_at(epochs: int) -> Callable[[Progress], None]:

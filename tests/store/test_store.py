@@ -17,55 +17,14 @@ from halrp import Delta, Halrp, Learner, Recipe, Store, __version__
 from halrp.errors import (
     ConflictError,
     DamagedError,
-    LinkError,
-    ModelError,
-    StoreError,
     TaskError,
-    UnknownTaskError,
-    WrongBaseError,
 )
 from halrp.model.copies import held
 from halrp.store import task_file
 from tests.helpers import FAST, address, drawn, net, tiny_task
+from tests.store.stores import OFFICIAL, committed, learned, roomy, same_predictions, snapshot
 
 KINDS = ("conv", "transformer", "gru")
-OFFICIAL = Halrp.official(growth=0.05, cap=8)
-"""Its small bound on growth prunes from the first delta on, committed tasks included."""
-
-
-def roomy(precision: Literal["float32", "bfloat16", "int8"] = "float32") -> Halrp:
-    return Halrp.budget(growth_per_task=0.9, precision=precision)
-
-
-def learned(
-    kind: str = "mlp",
-    tasks: int = 3,
-    method: Halrp | None = None,
-    base: Literal["first", "given"] = "first",
-    store: Path | Store | None = None,
-) -> Learner:
-    """A learner of a few tiny tasks t0, t1, …"""
-    learner = Learner(net(kind), recipe=FAST, method=method or roomy(), base=base, store=store)
-    for number in range(tasks):
-        if f"t{number}" not in learner.tasks:
-            learner.learn(f"t{number}", tiny_task(kind, number, classes=3 + number % 2))
-    return learner
-
-
-def snapshot(folder: Path) -> dict[str, bytes]:
-    """Every file of a folder, by its path in it."""
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
-def committed(folder: Path) -> set[str]:
-    """The files that a store should hold."""
-    manifest = Store(folder).manifest()
-    return {"manifest.json", "lock"} | {entry.file for entry in manifest.entries}
-
-
-def same_predictions(learner: Learner, other: Learner, x: Tensor) -> bool:
-    assert list(learner.tasks) == list(other.tasks)
-    return all(torch.equal(learner.predict(x, name), other.predict(x, name)) for name in (None, *learner.tasks))
 
 
 # ---- what comes back ------------------------------------------------------------------------------------------
@@ -339,105 +298,6 @@ def test_a_damaged_file_is_written_anew_by_the_learner_that_knows_it(tmp_path: P
     assert snapshot(tmp_path) == before
 
 
-# ---- what does not belong together ------------------------------------------------------------------------------
-
-
-def test_a_store_of_another_given_base_is_refused(tmp_path: Path) -> None:
-    learned("mlp", tasks=1, base="given", store=tmp_path)
-    before = snapshot(tmp_path)
-    with pytest.raises(WrongBaseError, match="fingerprint"):
-        Learner(net("mlp", seed=1), recipe=FAST, base="given", store=tmp_path)
-    assert snapshot(tmp_path) == before
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda: nn.Sequential(nn.Linear(10, 12), nn.ReLU(), nn.Linear(12, 13), nn.ReLU(), nn.Linear(13, 3)),
-        lambda: nn.Sequential(nn.Linear(10, 12), nn.ReLU(), nn.Linear(12, 12, bias=False), nn.ReLU(), nn.Linear(12, 3)),
-        lambda: nn.Sequential(nn.Linear(10, 12), nn.ReLU(), nn.Linear(12, 12), nn.BatchNorm1d(12), nn.Linear(12, 3)),
-        lambda: nn.Sequential(
-            nn.Linear(10, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 3), nn.Linear(3, 3)
-        ),
-        lambda: net("mlp").double(),
-    ],
-    ids=["width", "bias", "norm", "head", "type"],
-)
-def test_a_store_of_another_model_is_refused(build: object, tmp_path: Path) -> None:
-    learned("mlp", store=tmp_path)
-    before = snapshot(tmp_path)
-    model = drawn(cast("type[nn.Module]", build))
-    with pytest.raises(WrongBaseError):
-        Learner(model, recipe=FAST, store=tmp_path)
-    assert snapshot(tmp_path) == before
-
-
-def test_saving_over_another_base_is_refused_and_changes_nothing(tmp_path: Path) -> None:
-    learned("mlp", store=tmp_path)
-    before = snapshot(tmp_path)
-    other = Learner(net("mlp", seed=3), recipe=FAST, method=roomy(), base="given")
-    other.learn("x", tiny_task("mlp", 5))
-    with pytest.raises(ConflictError, match="another base"):
-        other.save(tmp_path)
-    assert list(other.tasks) == ["x"]
-    assert snapshot(tmp_path) == before
-
-
-def test_a_second_learner_that_trains_its_own_base_into_a_store_is_refused_and_unchanged(tmp_path: Path) -> None:
-    first = learned("mlp", tasks=0, store=tmp_path)
-    second = Learner(net("mlp", seed=3), recipe=FAST, method=roomy(), store=tmp_path)
-    first.learn("t0", tiny_task("mlp", 0))
-    before = snapshot(tmp_path)
-    with pytest.raises(ConflictError, match="another base"):
-        second.learn("t0", tiny_task("mlp", 0))
-    assert not second.tasks
-    assert {n: b for n, b in snapshot(tmp_path).items() if not n.startswith("work/")} == before
-
-
-def test_an_unknown_task_is_named_with_those_that_are_there(tmp_path: Path) -> None:
-    learner = learned("mlp", store=tmp_path)
-    with pytest.raises(UnknownTaskError, match=r"no task 'birds'; it has: t0, t1, t2"):
-        Store(tmp_path).read("birds", learner._committed.ready)
-
-
-def test_a_task_under_another_tasks_name_is_refused(tmp_path: Path) -> None:
-    learner = learned("mlp", store=tmp_path)
-    manifest = Store(tmp_path).manifest()
-    tasks = {**manifest.tasks, "t1": manifest.tasks["t2"]}
-    (tmp_path / "manifest.json").write_bytes(dataclasses.replace(manifest, tasks=tasks).content)
-    with pytest.raises(DamagedError, match="holds the task 't2', not 't1'"):
-        Store(tmp_path).read("t1", learner._committed.ready)
-
-
-def test_a_folder_without_a_store_is_said_to_be_one(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(StoreError, match="is not a store"):
-            Learner.load(folder, net("mlp"))
-    assert not (tmp_path / "nowhere").exists()
-
-
-def test_a_manifest_that_cannot_be_seen_is_not_taken_for_none(tmp_path: Path) -> None:
-    """Otherwise the next commit would begin a new store over the old one."""
-    learner = learned("mlp", store=tmp_path)
-    (tmp_path / "manifest.json").rename(tmp_path / "elsewhere.json")
-    (tmp_path / "manifest.json").symlink_to(tmp_path / "unmounted" / "manifest.json")
-    with pytest.raises(LinkError, match="symbolic link"):
-        learner.learn("t3", tiny_task("mlp", 3))
-    assert list(learner.tasks) == ["t0", "t1", "t2"]
-    (tmp_path / "elsewhere.json").replace(tmp_path / "manifest.json")
-    assert same_predictions(learner, Learner.load(tmp_path, net("mlp")), tiny_task("mlp", 7)[0])
-
-
-def test_nothing_is_committed_that_could_not_be_read(tmp_path: Path) -> None:
-    learner = learned("mlp", tasks=2, store=tmp_path)
-    before = snapshot(tmp_path)
-    good = learner.tasks["t1"]
-    bad = dataclasses.replace(good, task="bad", plain={n: torch.full_like(t, torch.inf) for n, t in good.plain.items()})
-    with pytest.raises(DamagedError, match="holds NaN or infinity"):
-        Store(tmp_path).commit(learner._committed.ready, [bad])
-    assert snapshot(tmp_path) == before
-
-
 # ---- what a task's file says ------------------------------------------------------------------------------------
 
 
@@ -503,11 +363,6 @@ def test_any_name_stays_in_the_folder_and_comes_back_exactly(tmp_path: Path) -> 
     assert all(len(Path(file).name) < 100 and file.isascii() for file in files)
 
 
-def test_errors_of_a_store_do_not_pretend_to_be_of_the_model() -> None:
-    assert not issubclass(StoreError, ModelError)
-    assert not issubclass(WrongBaseError, ModelError)
-
-
 def test_a_delta_is_the_same_in_bytes_after_it_is_read(tmp_path: Path) -> None:
     learner = learned("gru", store=tmp_path, method=OFFICIAL)
     for name, delta in learner.tasks.items():
@@ -515,27 +370,3 @@ def test_a_delta_is_the_same_in_bytes_after_it_is_read(tmp_path: Path) -> None:
         assert task_file.write(again) == task_file.write(delta)
         assert again.roles == delta.roles
         assert (again.parameters, again.paper_count()) == (delta.parameters, delta.paper_count())
-
-
-def test_a_store_whose_manifest_is_lost_is_not_begun_anew_over_its_tasks(tmp_path: Path) -> None:
-    learner = Learner(net("mlp"), method=Halrp.budget(growth_per_task=0.9), recipe=FAST)
-    for number in range(2):
-        learner.learn(f"task {number}", tiny_task("mlp", seed=number))
-    learner.save(tmp_path)
-    (tmp_path / "manifest.json").unlink()
-    files = sorted(path.name for path in (tmp_path / "tasks").iterdir())
-    other = Learner(net("mlp", seed=5), method=Halrp.budget(growth_per_task=0.9), recipe=FAST)
-    other.learn("another", tiny_task("mlp", seed=9))
-    with pytest.raises(ConflictError, match=r"2 task files but no manifest\.json"):
-        other.save(tmp_path)
-    assert sorted(path.name for path in (tmp_path / "tasks").iterdir()) == files
-    learner.save(tmp_path)  # the very same tasks may be saved again
-    assert list(Learner.load(tmp_path, net("mlp")).tasks) == ["task 0", "task 1"]
-
-
-def test_a_model_without_the_head_of_the_store_is_the_wrong_model(tmp_path: Path) -> None:
-    learner = Learner(net("mlp"), method=Halrp.budget(growth_per_task=0.9), recipe=FAST)
-    learner.learn("task", tiny_task("mlp", seed=0))
-    learner.save(tmp_path)
-    with pytest.raises(WrongBaseError, match="another model"):
-        Learner.load(tmp_path, nn.Sequential(nn.Linear(30, 20), nn.ReLU(), nn.Linear(20, 3)))

@@ -22,7 +22,7 @@ from halrp import Halrp, Learner, Recipe, Store
 from halrp.errors import StoreError, WriteError
 from halrp.store import atomic
 from tests.helpers import net, tiny_task
-from tests.store.test_store import OFFICIAL, committed, roomy, snapshot
+from tests.store.stores import OFFICIAL, committed, roomy, snapshot
 
 QUICK = Recipe(epochs=2, batch=24)
 REASONS = {errno.ENOSPC: "the disk is full", errno.EROFS: "Read-only file system", errno.EIO: "Input/output error"}

@@ -21,7 +21,7 @@ from halrp import Halrp, Learner, Recipe, Store
 from halrp.errors import LockedError
 from halrp.store import atomic
 from tests.helpers import net, one_thread, tiny_task
-from tests.store.test_store import OFFICIAL, roomy, snapshot
+from tests.store.stores import OFFICIAL, roomy, snapshot
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="children are forked"),

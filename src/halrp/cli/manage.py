@@ -141,17 +141,17 @@ def _base_of(reference: str, store: Store) -> Base:
     """The base that a model is, with the head that the store's manifest names if it can be read."""
     from halrp.errors import StoreError
     from halrp.model import views
+    from halrp.model.appended import as_stored, with_head
     from halrp.model.base import Base
     from halrp.model.plan import plan
-    from halrp.model.wrappers import unwrapped
 
-    head, channels_last = None, True
+    module, head, channels_last = *with_head(load_model(reference), None), True
     try:
         manifest = store.manifest()
-        head, channels_last = manifest.head, manifest.channels_last
+        module, head = as_stored(module, manifest.head, store.layouts(manifest).values())
+        channels_last = manifest.channels_last
     except StoreError:
         pass
-    module, head = unwrapped(load_model(reference), head)
     return Base(views.clone(module), plan(module, head), channels_last)
 
 

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from halrp.errors import DamagedError, WrongBaseError
 from halrp.model import views
 from halrp.model.base import Base
-from halrp.model.layers.head import new_head
+from halrp.model.layers.head import APPENDED
 from halrp.model.usable import base_problem
 from halrp.store.manifest import Manifest
 from halrp.store.tensors import copy_of
@@ -37,31 +37,41 @@ def read(content: bytes, manifest: Manifest, like: Base, source: str) -> Base:
     except (SafetensorError, LookupError, ValueError, TypeError, RuntimeError) as error:
         raise DamagedError(f"{source} cannot be read: {error}") from error
     if manifest.head != like.plan.head:
-        raise WrongBaseError(f"{source} was made with the head {manifest.head!r}, the model's is {like.plan.head!r}")
+        raise WrongBaseError(f"{source} was made with {_named(manifest.head)}, the model has {_named(like.plan.head)}")
     classes = _classes_of(tensors, like, source)
     problem = base_problem(tensors, dict(like.module.named_buffers()))
     if problem:
         raise DamagedError(f"{source}: {problem}")
     net = views.clone(like.module)
-    fresh = new_head(like.module.get_submodule(like.plan.head), classes, torch.device("meta"))
-    views.replace_module(net, like.plan.head, fresh.to_empty(device=like.device))
+    if like.plan.head:
+        views.replace_output(net, like.module, like.plan, classes, torch.device("meta"))
+        net.get_submodule(like.plan.output).to_empty(device=like.device)
     for name, tensor in tensors.items():
         # A copy lies in memory as a trained tensor does; the last bits of a product may depend on it.
         views.get_tensor(net, name).data = tensor.to(like.device, copy=True)
-    base = Base(net, like.plan, manifest.channels_last)
+    base = Base(net, like.plan, manifest.channels_last, counts_head=manifest.counts_head)
     if base.fingerprint != manifest.fingerprint:
         ours, theirs = base.fingerprint[:12], manifest.fingerprint[:12]
         raise DamagedError(f"{source} has the fingerprint {ours}…, not {theirs}…")
     return base
 
 
+def _named(head: str) -> str:
+    """A head in words, and how to ask for it."""
+    if head in APPENDED:
+        return "a head on top of the model (head=nn.Linear(...))"
+    return f"the head {head!r}" if head else "its own outputs kept (head=False)"
+
+
 def _classes_of(tensors: Mapping[str, torch.Tensor], like: Base, source: str) -> int:
     """The classes of a stored base's head, or an error if its tensors do not fit the architecture of `like`."""
-    ours = like.tensors
-    weight = f"{like.plan.head}.weight"
-    classes = tensors[weight].shape[0] if weight in tensors and tensors[weight].dim() else 0
-    head = {n for n in like.plan.parameters if like.plan.role(n) == "head"}
-    shapes = {n: (classes, *t.shape[1:]) if n in head else tuple(t.shape) for n, t in ours.items()}
+    ours, plan = like.tensors, like.plan
+    weight = f"{plan.output}.weight"
+    classes = like.outputs
+    if plan.head:
+        axis, shape = plan.parameters[weight].output_axis, tensors[weight].shape if weight in tensors else ()
+        classes = shape[axis] if axis < len(shape) else 0
+    shapes = {n: plan.shape_for(n, tuple(t.shape), classes) for n, t in ours.items()}
     wrong = sorted(ours.keys() ^ tensors.keys()) or [n for n in ours if shapes[n] != tuple(tensors[n].shape)]
     other_types = [] if wrong else [n for n in ours if ours[n].dtype != tensors[n].dtype]
     if other_types:

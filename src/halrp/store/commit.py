@@ -40,9 +40,11 @@ class Commit:
             contents = self._new_files(folder, before, contents, stored)
         if before is None:
             entry = folder.put("base", base_file.write(self.base))
-            before = Manifest(self.base.plan.head, self.base.channels_last, self.base.fingerprint, entry)
+            base = self.base
+            before = Manifest(base.plan.head, base.channels_last, base.fingerprint, entry, base.counts_head)
         layouts = dict(before.layouts)
-        for layout in {delta.layout.digest: delta.layout for delta in self.deltas}.values():
+        used = [delta.layout for delta in self.deltas]
+        for layout in {layout.digest: layout for layout in (used if layouts or used else [self.base.layout])}.values():
             layouts[layout.digest] = folder.put("layout", layout.content, ".json")
         entries = {name: folder.put(f"tasks/{slug(name)}", content) for name, content in contents.items()}
         return self._manifest(before, entries, layouts)

@@ -93,9 +93,7 @@ def _check_plain(delta: Delta, base: Base) -> None:
     tensors = base.tensors
     for name, tensor in delta.plain.items():
         require(name in owned or name in buffers, f"it holds {name}, which a task cannot own")
-        shape, dtype = tuple(tensors[name].shape), tensors[name].dtype
-        if plan.role(name) == "head" and name not in buffers:
-            shape = (delta.classes, *shape[1:])
+        shape, dtype = plan.shape_for(name, tuple(tensors[name].shape), delta.classes), tensors[name].dtype
         # A buffer holds what the model puts there: placeholders may well be NaN.
         _check_tensor(tensor, name, shape, dtype, finite=name not in buffers)
 

@@ -1,7 +1,8 @@
 """What is in a store: the manifest, a JSON file that holds a checksum of every other file and of itself.
 
-Format 3 says which store this is and which of its generations, and names old versions of tasks. Format 2 named
-layouts, base and tasks, format 1 had no layouts; both are read. `docs/format.md` describes them.
+Format 4 says what the base's fingerprint is of. Format 3 brought the identity of a store and its generations, and
+old versions of tasks; format 2 named layouts, base and tasks; format 1 had no layouts. All are read.
+`docs/format.md` describes them.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from halrp.checks import is_whole
 from halrp.errors import DamagedError, FormatError, StoreError
 from halrp.store import atomic
 
-FORMAT = 3
-FORMATS = (1, 2, 3)
+FORMAT = 4
+FORMATS = (1, 2, 3, 4)
 """Formats of manifests that can be read."""
 LARGEST = 64 * 2**20
 """Bytes that a manifest may have."""
@@ -60,6 +61,8 @@ class Manifest:
     fingerprint: str
     """Of the base."""
     base: Entry
+    counts_head: bool = True
+    """Whether the fingerprint is also of the parameters of the base's head; before format 4 it always was."""
     tasks: Mapping[str, Entry] = field(default_factory=dict)
     """By name, in the order of commits."""
     layouts: Mapping[str, Entry] = field(default_factory=dict)
@@ -142,7 +145,7 @@ def _lineage(manifest: Manifest) -> dict[str, Any]:
 
 
 def _text(manifest: Manifest) -> bytes:
-    """Format 3: a line for each field and each entry; the last field is the checksum of the lines before it."""
+    """Formats 3 and 4: a line for each field and each entry; the last field is the checksum of the lines before it."""
     tasks = [
         f'{{"name": {quoted(name)}, {_fields(entry)}{_versions(manifest.versions.get(name, ()))}}}'
         for name, entry in manifest.tasks.items()
@@ -156,11 +159,14 @@ def _text(manifest: Manifest) -> bytes:
         "head": quoted(manifest.head),
         "channels_last": json.dumps(manifest.channels_last),
         "fingerprint": quoted(manifest.fingerprint),
+        "counts_head": json.dumps(manifest.counts_head),
         "base": f"{{{_fields(manifest.base)}}}",
         "layouts": _lines([f"{{{_fields(entry)}}}" for entry in manifest.layouts.values()]),
         "tasks": _lines(tasks),
         "pruned": _lines([quoted(file) for file in manifest.pruned]),
     }
+    if manifest.format < 4:
+        del fields["counts_head"]
     text = "".join(f' "{name}": {value},\n' for name, value in fields.items())
     before = f"{{\n{text}".encode()
     return before + f' "sha256": "{atomic.checksum(before)}"\n}}\n'.encode()
@@ -225,10 +231,13 @@ def _manifest(facts: dict[str, Any], source: str) -> Manifest:
     _check(isinstance(facts["channels_last"], bool), source, "channels_last")
     _check(_SHA256.fullmatch(facts["fingerprint"]) is not None, source, "fingerprint")
     _check(isinstance(facts["halrp"], str), source, "version")
+    counts_head = facts["counts_head"] if facts["format"] > 3 else True
+    _check(isinstance(counts_head, bool), source, "counts_head")
     manifest = Manifest(
         head=facts["head"],
         channels_last=facts["channels_last"],
         fingerprint=facts["fingerprint"],
+        counts_head=counts_head,
         base=_entry(facts["base"], BASE, source),
         tasks=tasks,
         layouts={entry.sha256[:16]: entry for entry in layouts},

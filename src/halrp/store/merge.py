@@ -15,8 +15,8 @@ def new_tasks(ours: Manifest | None, theirs: Manifest, into: Folder, source: Fol
     if ours is None:
         refuse_without_manifest(into, ())
         return dict(theirs.tasks)
-    same_use = (ours.head, ours.channels_last) == (theirs.head, theirs.channels_last)
-    if ours.fingerprint != theirs.fingerprint or not same_use:
+    uses = {(manifest.head, manifest.channels_last, manifest.counts_head) for manifest in (ours, theirs)}
+    if ours.fingerprint != theirs.fingerprint or len(uses) > 1:
         raise WrongBaseError(
             f"{source.root} has another base ({theirs.fingerprint[:12]}…, head {theirs.head!r}) than {into.root} "
             f"({ours.fingerprint[:12]}…, head {ours.head!r}); only tasks of one base can be merged"
@@ -41,7 +41,7 @@ def merged(into: Folder, before: Manifest | None, source: Folder, theirs: Manife
             _check(source, version, layouts, name, theirs.fingerprint)
     if before is None:
         _copy(source, into, theirs.base)
-        before = Manifest(theirs.head, theirs.channels_last, theirs.fingerprint, theirs.base)
+        before = Manifest(theirs.head, theirs.channels_last, theirs.fingerprint, theirs.base, theirs.counts_head)
     for entry in (*theirs.layouts.values(), *new.values(), *(entry for old in versions.values() for entry in old)):
         _copy(source, into, entry)
     return before.edited(

@@ -6,6 +6,7 @@ several versions was the present one are not written anywhere else; times of fil
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 import safetensors.torch
@@ -46,7 +47,7 @@ def rebuild(folder: Folder, like: Base | None) -> Rebuilt:
     result = Rebuilt()
     layouts = _layouts(folder, result)
     stored = _tasks(folder, layouts, result)
-    fingerprint, base, four_dimensions = _base(folder, stored, result)
+    fingerprint, base, counts_head, four_dimensions = _base(folder, stored, layouts, result)
     tasks = [item for item in stored if item.delta.base == fingerprint]
     for item in stored:
         if item.delta.base != fingerprint:
@@ -60,6 +61,7 @@ def rebuild(folder: Folder, like: Base | None) -> Rebuilt:
         channels_last=channels_last,
         fingerprint=fingerprint,
         base=base,
+        counts_head=counts_head,
         tasks=present,
         layouts=ours,
         versions=versions,
@@ -123,8 +125,14 @@ def _tasks(folder: Folder, layouts: dict[str, tuple[Layout, Entry]], result: Reb
     return sorted(stored, key=lambda item: (not item.delta.is_base, item.time, item.delta.task, item.entry.file))
 
 
-def _base(folder: Folder, tasks: list[_Stored], result: Rebuilt) -> tuple[str, Entry, bool]:
-    """The base that most tasks name: its fingerprint, its file, and whether it may have convolutions of images."""
+def _base(
+    folder: Folder, tasks: list[_Stored], layouts: dict[str, tuple[Layout, Entry]], result: Rebuilt
+) -> tuple[str, Entry, bool, bool]:
+    """The base that most tasks, or else layouts, name.
+
+    Its fingerprint, its file, whether the fingerprint counts the head, and whether it may have convolutions of images.
+    """
+    head = frozenset().union(*(layout.head for layout, _ in layouts.values()))
     files = [file for file in folder.files(".") if BASE.fullmatch(file)]
     thrown = [file.removeprefix(f"{TRASH}/") for file in folder.files(TRASH)]
     bases = {}
@@ -138,10 +146,12 @@ def _base(folder: Folder, tasks: list[_Stored], result: Rebuilt) -> tuple[str, E
                 result.steps.append(RepairStep("unreadable", file, str(error)))
             else:
                 four = any(tensor.dim() == 4 for tensor in tensors.values())
-                bases[seeding.fingerprint(tensors)] = entry, four
+                bases[seeding.fingerprint(tensors)] = entry, True, four
+                without = {name: tensor for name, tensor in tensors.items() if name not in head}
+                bases.setdefault(seeding.fingerprint(without), (entry, False, four))
     if not bases:
         raise StoreError(f"{folder.root} cannot be repaired: it has no base that can be read; bring a copy of it back")
-    named = [item.delta.base for item in tasks]
+    named = [item.delta.base for item in tasks] or [layout.fingerprint for layout, _ in layouts.values()]
     fingerprint = max(bases, key=named.count)
     return fingerprint, *bases[fingerprint]
 
@@ -168,10 +178,12 @@ def _channels_last(tasks: list[_Stored]) -> bool:
 
 
 def _head(folder: Folder, tasks: list[_Stored], layouts: dict[str, tuple[Layout, Entry]], like: Base | None) -> str:
-    if like is not None:
-        return like.plan.head
     shown = [layout for layout, _ in layouts.values()] + [item.delta.layout for item in tasks]
-    heads = {slot.name.rpartition(".")[0] for layout in shown for slot in layout.slots if slot.role == "head"}
-    if len(heads) != 1:
+    known = [layout for layout in shown if layout.slots and not layout.partial]
+    if known:  # a head of several layers is what they have in common; without one, the model's own is kept
+        paths = {tuple(name.split(".")[:-1]) for layout in known for name in layout.head}
+        common = itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
+        return ".".join(parts[0] for parts in common)
+    if like is None:
         raise StoreError(f"{folder.root} cannot be repaired without its model: no file names the head; give the model")
-    return heads.pop()
+    return like.plan.head

@@ -153,7 +153,8 @@ def _base(folder: Folder, manifest: Manifest, like: Base) -> Base | None:
     try:
         return base_file.read(content_of(folder, manifest.base), manifest, like, manifest.base.file)
     except StoreError:
-        return like if like.fingerprint == manifest.fingerprint else None
+        fingerprint = like.fingerprint if manifest.counts_head else like.fingerprint_without_head
+        return like if fingerprint == manifest.fingerprint else None
 
 
 def _plan_losses(plan: _Plan, manifest: Manifest, missing: set[Entry]) -> None:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import safetensors.torch
 import torch
@@ -40,6 +40,13 @@ def small_model(classes: int = 3) -> nn.Module:
         nn.ReLU(),
         nn.Linear(32, classes),
     )
+
+
+def with_small_head(classes: int = 3) -> nn.Module:
+    """The same with a head of two layers, module 9."""
+    model = cast(nn.Sequential, small_model(classes))
+    model[9] = nn.Sequential(nn.Linear(32, 12), nn.LayerNorm(12), nn.ReLU(), nn.Linear(12, classes))
+    return model
 
 
 class ConvNet(nn.Module):
@@ -77,6 +84,8 @@ class Corpus:
     """Bytes that all files together may have."""
     replaced: tuple[str, ...] = ()
     """Tasks that get a second version."""
+    base: Literal["first", "given"] = "first"
+    head: str | None = None
 
 
 SMALL: dict[str, tuple[Halrp, int]] = {
@@ -101,6 +110,8 @@ CORPORA = {
     "v1-rich": Corpus(ConvNet, RICH, 300_000),
     "v2": Corpus(ConvNet, {**RICH, "int8, bytes": (Halrp.budget(8_000, view="full"), 3)}, 200_000),
     "v3": Corpus(small_model, SMALL, 80_000, ("float32, full kernels",)),
+    "v4": Corpus(small_model, SMALL, 80_000, ("float32, full kernels",), "given"),
+    "v4-head": Corpus(with_small_head, SMALL, 80_000, (), "given", "9"),
 }
 
 
@@ -126,7 +137,8 @@ def main(name: str) -> None:
     if folder.exists():
         raise SystemExit(f"{folder} is there; a corpus is never made again")
     torch.manual_seed(0)
-    learner = Learner(corpus.model(), recipe=Recipe(epochs=3, batch=8), store=folder / "store")
+    recipe = Recipe(epochs=3, batch=8)
+    learner = Learner(corpus.model(), head=corpus.head, base=corpus.base, recipe=recipe, store=folder / "store")
     for number, (task_name, (method, classes)) in enumerate(corpus.tasks.items()):
         learner.method = method
         names = NAMES if classes == 3 else None

@@ -1,0 +1,61 @@
+"""Learners with stores for the tests of the store, and what the tests compare of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from halrp import Halrp, Learner, Store
+from tests.helpers import FAST, net, tiny_task
+
+X = tiny_task("mlp", 7)[0]
+OFFICIAL = Halrp.official(growth=0.05, cap=8)
+"""Its small bound on growth prunes from the first delta on, committed tasks included."""
+
+
+def roomy(precision: Literal["float32", "bfloat16", "int8"] = "float32") -> Halrp:
+    return Halrp.budget(growth_per_task=0.9, precision=precision)
+
+
+def learned(
+    kind: str = "mlp",
+    tasks: int = 3,
+    method: Halrp | None = None,
+    base: Literal["first", "given"] = "first",
+    store: Path | Store | None = None,
+) -> Learner:
+    """A learner of a few tiny tasks t0, t1, …"""
+    learner = Learner(net(kind), recipe=FAST, method=method or roomy(), base=base, store=store)
+    for number in range(tasks):
+        if f"t{number}" not in learner.tasks:
+            learner.learn(f"t{number}", tiny_task(kind, number, classes=3 + number % 2))
+    return learner
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder, by its path in it."""
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def committed(folder: Path) -> set[str]:
+    """The files that a store should hold."""
+    manifest = Store(folder).manifest()
+    return {"manifest.json", "lock"} | {entry.file for entry in manifest.entries}
+
+
+def same_predictions(learner: Learner, other: Learner, x: Tensor) -> bool:
+    assert list(learner.tasks) == list(other.tasks)
+    return all(torch.equal(learner.predict(x, name), other.predict(x, name)) for name in (None, *learner.tasks))
+
+
+def reopened(folder: Path) -> Learner:
+    return Learner.load(folder, net("mlp"))
+
+
+def consistent(learner: Learner) -> bool:
+    """Whether the store, if there is one, holds exactly what the learner has."""
+    store = learner._committed.store
+    return store is None or same_predictions(learner, reopened(store.folder), X)
