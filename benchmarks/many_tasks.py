@@ -72,7 +72,7 @@ def main() -> None:
 
         def learner(name: str) -> Learner:
             method, recipe = Halrp.budget(growth_per_task=0.2), Recipe(epochs=4, batch=64)
-            return Learner(model, method=method, recipe=recipe, store=f"{folder}/{name}")
+            return Learner(model, method=method, recipe=recipe, store=f"{folder}/{name}", progress=None)
 
         def learn(who: Learner, number: int) -> tuple[float, int]:
             data = task(number)

@@ -18,7 +18,7 @@ from halrp.lab.backbones import build
 from halrp.model.plan import plan
 from tests.helpers import drawn
 from tests.model.mixing import base_task, mixed_module
-from tests.store.test_store import snapshot
+from tests.store.stores import snapshot
 
 METHOD = Halrp.budget(growth_per_task=0.5)
 RECIPE = Recipe(epochs=2, batch=8, lr=5e-3)

@@ -17,6 +17,7 @@ from halrp.model.factors import Factors, identity_factors
 from halrp.model.layers.head import new_head
 from halrp.model.layers.merged import Merged, adapt_merged
 from halrp.model.layers.registry import adapt, adapted_form
+from halrp.model.plan import plan
 from tests.helpers import drawn
 
 TOLERANCE: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-12}
@@ -116,6 +117,78 @@ def test_convolution_equals_its_merged_weight(
     x = random(2, 4, *(7,) * (base.dim() - 2))
     agree_in_values_and_gradients(layer, plain, factors, x, base)
     torch.testing.assert_close(layer(x[0]), plain(x[0]), **TOLERANCE)  # one unbatched example
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (3, 5), (2, 3, 4)])
+@pytest.mark.parametrize("padding", [None, 2, -1])
+def test_an_embedding_looks_up_its_merged_weight(shape: tuple[int, ...], padding: int | None) -> None:
+    layer = drawn(lambda: nn.Embedding(9, 6, padding_idx=padding).double())
+    base = cast(Tensor, layer.weight).detach().clone()
+    factors = factors_for(base)
+    plain = reference(layer, factors)
+    adapt(layer, factors)
+    ids = torch.randint(9, shape, generator=torch.Generator().manual_seed(1))
+    ids.view(-1)[::3] = 2  # tokens occur several times, those of the padding among them
+    y, expected = layer(ids), plain(ids)
+    torch.testing.assert_close(y, expected, **TOLERANCE)
+    direction = random(*y.shape)
+    (y * direction).sum().backward()
+    (expected * direction).sum().backward()
+    copies = factors.map(lambda t: t.detach().clone().requires_grad_())
+    copies.merged(base).backward(cast(Tensor, cast(Tensor, plain.weight).grad))
+    for tensor, copied in zip(factors.tensors(), copies.tensors(), strict=True):
+        torch.testing.assert_close(tensor.grad, copied.grad, **TOLERANCE)
+    torch.testing.assert_close(layer.weight, plain.weight, **TOLERANCE)
+
+
+def test_an_adapted_embedding_never_builds_its_table() -> None:
+    layer = drawn(lambda: nn.Embedding(100_000, 8))
+    adapt(layer, identity_factors(cast(Tensor, layer.weight).detach()))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        layer(torch.arange(10).view(2, 5))
+    assert max(event.cpu_memory_usage for event in profile.events()) < 100_000
+
+
+def test_an_embedding_that_divides_gradients_by_frequency_is_merged() -> None:
+    model = nn.Sequential(nn.Embedding(20, 12, scale_grad_by_freq=True), nn.Linear(12, 12), nn.Linear(12, 3))
+    decision = plan(model).parameters["0.weight"]
+    assert (decision.kind, decision.by_rule) == ("adapted", False)
+    assert "scale_grad_by_freq" in decision.reason
+
+
+AUTOCAST: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
+    "linear": (lambda: nn.Linear(6, 8), torch.ones(3, 6)),
+    "linear without bias": (lambda: nn.Linear(6, 8, bias=False), torch.ones(3, 2, 6)),
+    "convolution": (lambda: nn.Conv2d(6, 8, 3), torch.ones(2, 6, 5, 5)),
+    "one-dimensional convolution": (lambda: nn.Conv1d(6, 8, 3, groups=2), torch.ones(2, 6, 5)),
+    "embedding": (lambda: nn.Embedding(9, 6), torch.arange(8).view(2, 4)),
+}
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("lower", [False, True])
+@pytest.mark.parametrize("kind", AUTOCAST)
+def test_under_autocast_an_adapted_layer_gives_the_type_of_the_plain_one(kind: str, lower: bool, rank: int) -> None:
+    build, x = AUTOCAST[kind]
+    layer = drawn(build)
+    factors = factors_for(cast(Tensor, layer.weight), rank=rank).map(lambda t: t.detach().float())
+    plain = reference(layer, factors)
+    adapt(layer, factors)
+    x = x.bfloat16() if lower and x.is_floating_point() else x
+    with torch.autocast("cpu", torch.bfloat16):
+        y, expected = layer(x), plain(x)
+    assert y.dtype == expected.dtype
+    torch.testing.assert_close(y, expected, rtol=0.1, atol=0.1)  # a few of the eight bits of bfloat16
+
+
+@pytest.mark.parametrize("strategy", ["merged", "factored"])
+def test_every_strategy_of_a_convolution_gives_the_type_of_the_plain_one(strategy: kernels.Strategy) -> None:
+    weight, bias, x = torch.ones(4, 3, 3, 3), torch.ones(4), torch.ones(2, 3, 5, 5)
+    geometry = kernels.Geometry((1, 1), (0, 0), (1, 1))
+    for rank in (0, 2):
+        factors = factors_for(weight, rank=rank).map(lambda t: t.detach().float())
+        with torch.autocast("cpu", torch.bfloat16):
+            assert kernels.conv(x, weight, bias, factors, geometry, strategy).dtype == torch.bfloat16
 
 
 def two_inputs(layer: nn.Module) -> Tensor:

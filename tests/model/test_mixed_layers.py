@@ -169,6 +169,30 @@ def test_tokens_are_embedded_by_their_own_task() -> None:
     assert_mixes(model, plan, deltas, x)
 
 
+class Tokens(nn.Module):
+    """An embedding of token ids that rows hold as numbers, or of the first one alone."""
+
+    def __init__(self, single: bool, padding: int | None) -> None:
+        super().__init__()
+        self.single = single
+        self.table = nn.Embedding(11, 8, padding_idx=padding)
+
+    def forward(self, x: Tensor) -> Tensor:
+        ids = (x.abs() * 4).long().clamp(max=10)
+        return cast(Tensor, self.table(ids[:, 0] if self.single else ids))
+
+
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("padding", [None, 0])
+def test_an_embedding_gives_each_row_its_own_task(single: bool, padding: int | None) -> None:
+    model, plan = around(lambda: Tokens(single, padding), 5)
+    assert plan.parameters["layer.table.weight"].by_rule
+    dense = [(), (), ("layer.table.weight",), ()]
+    deltas = [base_task(model, plan), *(random_delta(model, plan, seed, dense=dense[seed]) for seed in range(4))]
+    assert_mixes(model, plan, deltas, inputs(19, 5))
+    assert_mixes(model, plan, [random_delta(model, plan, seed, rank=0) for seed in range(2)], inputs(9, 5))
+
+
 def test_ranks_of_zero_everywhere_need_no_branch() -> None:
     model, plan = around(lambda: nn.Conv2d(8, 9, 3), 8, 5, 5)
     deltas = [random_delta(model, plan, seed, rank=0) for seed in range(3)]

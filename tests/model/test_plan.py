@@ -163,7 +163,7 @@ def test_the_head_is_the_last_layer_or_the_one_named() -> None:
     ("head", "message"),
     [
         ("nothing", r"no module named 'nothing'.*could serve.*hidden.*fc"),
-        ("features", r"'features' is a Sequential; it must be an nn\.Linear"),
+        ("features.2", r"'features\.2' is a ReLU; it must be an nn\.Linear"),
         ("norm", r"'norm' is a BatchNorm2d"),
     ],
 )

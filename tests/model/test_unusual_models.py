@@ -14,7 +14,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from halrp import Halrp, Learner, Plan
 from halrp.model.factors import Factors
 from halrp.model.plan import plan
-from halrp.model.views import merged_copy, task_view
+from halrp.model.views import clone, merged_view, task_view
 from tests.helpers import FAST, drawn, tiny_task
 
 ROOMY = Halrp.budget(growth_per_task=0.9)
@@ -177,7 +177,7 @@ def test_tied_layers_are_adapted_together_through_the_merged_weight_and_stay_tie
     assert "two.weight" not in planned.parameters
     factors = {n: f.map(lambda t: t.detach().float()) for n, f in random_factors(model, planned).items()}
     head = {n: model.get_parameter(n).detach() for n in ("fc.weight", "fc.bias")}
-    exported = merged_copy(model, planned, factors, head, 3)
+    exported = clone(merged_view(model, planned, factors, head, 3))
     assert exported.get_parameter("first_layer.weight") is exported.get_parameter("two.weight")
 
 

@@ -72,9 +72,13 @@ def test_modules_run_in_the_precision_of_their_task(learner: Learner, task: str 
     expected, module = learner.predict(X, task), learner.module(task)
     x = X.contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
-        assert torch.equal(module(x), expected)
-        assert torch.equal(copy.deepcopy(module)(x), expected)
+        outputs = module(x)
+        assert torch.equal(copy.deepcopy(module)(x), outputs)
         exported = learner.export(task)(X)
+    if task == "full":  # predict merges weights only where they are not rounded to a lower precision
+        torch.testing.assert_close(outputs, expected, rtol=1e-5, atol=1e-6)
+    else:
+        assert torch.equal(outputs, expected)
     assert exported.dtype == expected.dtype
     assert isinstance(learner.export(task), type(net("conv")))
     # Merged weights round differently: a few units in the last of 8 bits, or of 24.

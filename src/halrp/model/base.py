@@ -19,6 +19,7 @@ from halrp import seeding
 from halrp.model import copy_on_write, views
 from halrp.model.delta import Delta
 from halrp.model.factors import Factors
+from halrp.model.layers.head import outputs_of
 from halrp.model.layers.norm import has_batch_norm
 from halrp.model.layers.registry import family_for
 from halrp.model.layout import Layout
@@ -32,8 +33,19 @@ from halrp.model.usable import BaseNumbers
 class Base:
     """A frozen module with its plan."""
 
-    def __init__(self, module: nn.Module, plan: Plan, channels_last: bool, initial: Base | None = None) -> None:
-        """Freeze a module in place; the caller hands it over. It may share tensors with the base `initial`."""
+    def __init__(
+        self,
+        module: nn.Module,
+        plan: Plan,
+        channels_last: bool,
+        initial: Base | None = None,
+        *,
+        counts_head: bool = True,
+    ) -> None:
+        """Freeze a module in place; the caller hands it over. It may share tensors with the base `initial`.
+
+        `counts_head` says whether the fingerprint is also of the head's parameters.
+        """
         module.zero_grad(set_to_none=True)
         self.module = set_memory_format(module, channels_last).requires_grad_(False).eval()
         self._originals: dict[int, Tensor] = copy_on_write.split(
@@ -41,13 +53,24 @@ class Base:
         )
         self.plan = plan
         self.channels_last = channels_last
+        self.counts_head = counts_head
         self._interactions: dict[tuple[torch.Size, torch.dtype], str] = {}
         self._tracing = Lock()
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of all weights and buffers."""
-        return seeding.fingerprint(self.tensors)
+        """A hash of weights and buffers: of all of them, or of all but the head's parameters.
+
+        A base that a task trained is named with the head that it was trained with. That of a given model is drawn in
+        every process that builds the model, and every task replaces it, so it does not tell one base from another.
+        """
+        return seeding.fingerprint(self.tensors) if self.counts_head else self.fingerprint_without_head
+
+    @cached_property
+    def fingerprint_without_head(self) -> str:
+        """A hash of all that tasks build on: weights and buffers, without the head's parameters."""
+        head = {n for n, parameter in self.plan.parameters.items() if parameter.role == "head"}
+        return seeding.fingerprint({n: t for n, t in self.tensors.items() if n not in head})
 
     @cached_property
     def layout(self) -> Layout:
@@ -95,6 +118,21 @@ class Base:
             net = views.trainable_copy(self.module, self.plan, classes)
         return set_memory_format(net, self.channels_last)
 
+    def owning_copy(self, classes: int, *seed_key: object) -> nn.Module:
+        """The same network, but adapted weights are frozen and in the base's memory, unless something writes to them.
+
+        Its weights are parameters apart from the base's, so they may ask for gradients.
+        """
+        share = self._private(copied=False)
+        adapted = self.plan.named("adapted")
+        with seeding.isolated(*seed_key, "head", device=self.device):
+            weights = {id(p): share(p) for n, p in self.module.named_parameters() if n in adapted}
+            net = views.trainable_copy(self.module, self.plan, classes, weights)
+        for name, parameter in net.named_parameters():
+            if name in adapted:
+                parameter.requires_grad_(False)
+        return set_memory_format(net, self.channels_last)
+
     def owned_tensors(self, net: nn.Module) -> dict[str, Tensor]:
         """Copies of all that a task owns in its network besides adapted weights: parameters, head, buffers."""
         private = self.plan.named("owned")
@@ -118,9 +156,13 @@ class Base:
 
     @cached_property
     def task(self) -> Delta:
-        """The base's own task: a delta that owns nothing, with the classes of the base's head."""
-        head = self.module.get_submodule(self.plan.head).get_parameter("weight")
-        return Delta(task="", classes=len(head), layout=self.layout)
+        """The base's own task: a delta that owns nothing, with the base's outputs."""
+        return Delta(task="", classes=self.outputs, layout=self.layout)
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs the base has, and so every task if the base's head is kept."""
+        return cast(int, outputs_of(self.module.get_submodule(self.plan.output)))
 
     def view(self, delta: Delta) -> nn.Module:
         """A task as a module that shares the base's tensors."""
@@ -152,7 +194,32 @@ class Base:
         """A task as a plain module with merged weights that shares nothing with the base."""
         if delta.is_base:
             return views.clone(self.module).eval()
-        return views.merged_copy(self.module, self.plan, delta.held_factors, delta.held_owned, delta.classes)
+        factors, owned = delta.held_factors, delta.held_owned
+        return views.clone(views.merged_view(self.module, self.plan, factors, owned, delta.classes)).eval()
+
+    def serving_view(self, delta: Delta) -> nn.Module:
+        """A task as predictions compute it: with merged weights (`merged_weights`), and the base's elsewhere."""
+        if delta.is_base:
+            return self.view(delta)
+        factors, owned = delta.held_factors, delta.held_owned
+        factored = factors.keys() - self.merged_weights(delta)
+        return views.merged_view(self.module, self.plan, factors, owned, delta.classes, factored)
+
+    def merged_weights(self, delta: Delta) -> set[str]:
+        """The weights of a task that predictions merge, by its precision and by the layers that hold them.
+
+        In a lower precision none is: a small residual would be rounded away with the weight. A layer that reads some
+        rows of a large table keeps its factors too.
+        """
+        if delta.lowers_precision:
+            return set()
+        holders = dict(self.module.named_modules())
+        planned = ((name, self.plan.parameters[name]) for name in delta.held_factors)
+        return {
+            name
+            for name, parameter in planned
+            if not (parameter.by_rule and family_for(holders[name.rpartition(".")[0]]).reads_few_rows)
+        }
 
     def row_wise_copy(self) -> nn.Module:
         """A copy that shares the base's tensors, prepared for mixed rows, or `NotRowWise` if a layer mixes them."""

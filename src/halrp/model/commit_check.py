@@ -24,7 +24,6 @@ from halrp.errors import DataError, HeadError, ModelError
 from halrp.model import attributes, views
 from halrp.model.base import Base
 from halrp.model.factors import Factors
-from halrp.model.layers.head import new_head
 from halrp.model.precision import forward_precision
 from halrp.model.usable import base_problem
 
@@ -59,11 +58,11 @@ class CommitCheck:
             raise ModelError(
                 f"{self.task}: {problem}: the model cannot be learned on; initialise it, or load its weights"
             )
-        net = base.trainable(self.classes, *seed_key).eval()
+        net = base.owning_copy(self.classes, *seed_key).eval()
         self._refuse_outside_parameters(net)
         for part, rows in (("train", self.first), ("val", val)):
             if rows is not None:
-                self._refuse_outputs(net, base.plan.head, rows, f"{self.task}: {part}")
+                self._refuse_outputs(net, base.plan.output, rows, f"{self.task}: {part}")
         self._refuse_changes(net)
         with seeding.isolated("commit check", device=base.device), torch.no_grad():
             net.train()
@@ -190,9 +189,7 @@ class CommitCheck:
 def restored(initial: Base, net: nn.Module, classes: int) -> nn.Module:
     """The network that a store would give back: the initial model with the trained network's parameters and buffers."""
     form = views.shared_copy(initial.module)
-    path = initial.plan.head
-    fresh = new_head(initial.module.get_submodule(path), classes, torch.device("meta"))
-    views.replace_module(form, path, fresh)
+    views.replace_output(form, initial.module, initial.plan, classes, torch.device("meta"))
     trained = [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)]
     ours = [*form.named_parameters(remove_duplicate=False), *form.named_buffers(remove_duplicate=False)]
     other = sorted({name for name, _ in trained} ^ {name for name, _ in ours})

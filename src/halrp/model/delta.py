@@ -105,6 +105,11 @@ class Delta(Description):
         return not (self.plain or self.coded or self.scales)
 
     @property
+    def lowers_precision(self) -> bool:
+        """Whether the task computes with weights of less than float32, in autocast or in the model."""
+        return self.autocast is not None or any(r.dtype.itemsize < 4 for r, _ in held(self.scales).values())
+
+    @property
     def factors(self) -> Mapping[str, Factors]:
         """Low-rank deltas by the name of the adapted weight."""
         return MappingProxyType({name: part.map(torch.clone) for name, part in self.held_factors.items()})

@@ -43,6 +43,10 @@ class Factors:
         """The four tensors in the order r, s, p, q."""
         return self.r, self.s, self.p, self.q
 
+    def transposed(self) -> Factors:
+        """The delta of the transposed weight (I, J)."""
+        return Factors(self.s, self.r, self.q.mT, self.p.mT)
+
     def merged(self, weight: Tensor) -> Tensor:
         """The task's weight W_t for a base weight W."""
         return merge(weight, self.r, self.s, self.p, self.q)

@@ -55,10 +55,11 @@ class Geometry(NamedTuple):
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, r: Tensor, s: Tensor, p: Tensor, q: Tensor) -> Tensor:
     """Apply an adapted linear layer without building its weight: y = r ∘ (W (s ∘ x)) + p (q x) + b.
 
-    ``x`` is (..., I) and y is (..., J).
+    ``x`` is (..., I) and y is (..., J), of the type that the plain layer gives: under autocast the lower one, to which
+    the sum is rounded once.
     """
     low_rank = functional.linear(functional.linear(x, q), p, bias)
-    return low_rank + r * functional.linear(s * x, weight)
+    return (low_rank + r * functional.linear(s * x, weight)).to(low_rank.dtype)
 
 
 def conv(
@@ -208,9 +209,10 @@ def _factor_gradients(
 def _factored_conv(x: Tensor, weight: Tensor, bias: Tensor | None, factors: Factors, geometry: Geometry) -> Tensor:
     """Convolve with the frozen weight and with the factors apart: y = r ∘ (W * (s ∘ x)) + p (q * x) + b."""
     (r, s, p, q), groups = factors.tensors(), geometry.groups
-    y = _per_channel(r, x) * convolve(_per_channel(s.repeat(groups), x) * x, weight, None, geometry)
+    wide = convolve(_per_channel(s.repeat(groups), x) * x, weight, None, geometry)
+    y = _per_channel(r, x) * wide
     if p.shape[1] == 0:
-        return y if bias is None else y + _per_channel(bias, x)
+        return (y if bias is None else y + _per_channel(bias, x)).to(wide.dtype)
     # Every group reads its own channels with the same q and writes its own rows of p.
     pointwise = _pointwise(weight, groups)
     filters = q.repeat(groups, 1)
@@ -218,7 +220,7 @@ def _factored_conv(x: Tensor, weight: Tensor, bias: Tensor | None, factors: Fact
         narrow = window_sums(convolve(x, as_filters(filters, weight), None, pointwise), weight, geometry)
     else:
         narrow = convolve(x, over_kernel(filters, weight), None, geometry)
-    return y + convolve(narrow, as_filters(p, weight), bias, pointwise)
+    return (y + convolve(narrow, as_filters(p, weight), bias, pointwise)).to(wide.dtype)
 
 
 def _per_channel(vector: Tensor, x: Tensor) -> Tensor:

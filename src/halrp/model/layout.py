@@ -20,8 +20,8 @@ from torch import Tensor
 from halrp.errors import DamagedError, FormatError
 from halrp.model.plan import Plan, Role
 
-FORMAT = 1
-"""The version of a layout's file."""
+FORMATS = (1, 2)
+"""The versions of a layout's file: 2 if the first dimension of a head's parameter does not count the task's outputs."""
 SlotKind = Literal["adapted", "owned", "buffer"]
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -60,6 +60,13 @@ class Slot(NamedTuple):
     """In the base."""
     kernel: bool = False
     """Whether the dimensions after the second are positions of a convolution's kernel."""
+    output_axis: int = 0
+    """Of an owned parameter of the head: the dimension that counts the task's outputs; −1 if none does."""
+
+    @property
+    def facts(self) -> list[Any]:
+        """The slot in the layout's file, where the first dimension is meant if no other is named."""
+        return list(self) if self.output_axis else list(self)[:-1]
 
     @property
     def encoded(self) -> bool:
@@ -67,13 +74,20 @@ class Slot(NamedTuple):
         return self.kind == "adapted" or (self.kind == "owned" and self.role == "weight" and len(self.shape) > 1)
 
     @property
+    def torch_dtype(self) -> torch.dtype:
+        """The type of its entries."""
+        return DTYPES[self.dtype]
+
+    @property
     def itemsize(self) -> int:
         """Bytes of an entry."""
-        return DTYPES[self.dtype].itemsize
+        return self.torch_dtype.itemsize
 
     def shape_in(self, classes: int) -> tuple[int, ...]:
         """The shape in a task with a number of classes."""
-        return (classes, *self.shape[1:]) if self.role == "head" and self.kind == "owned" else self.shape
+        if self.role != "head" or self.kind != "owned" or self.output_axis < 0:
+            return self.shape
+        return (*self.shape[: self.output_axis], classes, *self.shape[self.output_axis + 1 :])
 
     def columns(self, view: str) -> int:
         """The width of a component's row in a view of convolutions."""
@@ -100,7 +114,9 @@ class Layout:
                 continue
             kind: SlotKind = "buffer" if parameter is None else cast(SlotKind, parameter.kind)
             kernel = parameter is not None and parameter.kernel
-            slots.append(Slot(name, kind, plan.role(name), dtype_name(tensor.dtype), tuple(tensor.shape), kernel))
+            axis = 0 if parameter is None else parameter.output_axis
+            dtype, shape = dtype_name(tensor.dtype), tuple(tensor.shape)
+            slots.append(Slot(name, kind, plan.role(name), dtype, shape, kernel, axis))
         return Layout(fingerprint, tuple(slots))
 
     @cached_property
@@ -114,9 +130,15 @@ class Layout:
         return tuple(slot for slot in self.slots if slot.kind == "adapted")
 
     @cached_property
+    def head(self) -> frozenset[str]:
+        """The names of the head's parameters, which every task replaces."""
+        return frozenset(slot.name for slot in self.slots if slot.role == "head" and slot.kind == "owned")
+
+    @cached_property
     def content(self) -> bytes:
         """The layout's file."""
-        facts = {"format": FORMAT, "fingerprint": self.fingerprint, "slots": [list(slot) for slot in self.slots]}
+        version = FORMATS[any(slot.output_axis for slot in self.slots)]
+        facts = {"format": version, "fingerprint": self.fingerprint, "slots": [slot.facts for slot in self.slots]}
         return json.dumps(facts, separators=(",", ":")).encode()
 
     @cached_property
@@ -129,8 +151,8 @@ class Layout:
         """Read a layout's file, trusting nothing; `source` names it in errors."""
         try:
             facts = json.loads(content)
-            if facts["format"] != FORMAT:
-                raise FormatError(f"{source} has format {facts['format']!r}; this version reads format {FORMAT}")
+            if facts["format"] not in FORMATS:
+                raise FormatError(f"{source} has format {facts['format']!r}; this version reads formats 1 and 2")
             layout = Layout(facts["fingerprint"], tuple(_slot(values) for values in facts["slots"]))
             names = [slot.name for slot in layout.slots]
             if names != sorted(set(names)) or not isinstance(layout.fingerprint, str) or layout.content != content:
@@ -143,13 +165,15 @@ class Layout:
 
 
 def _slot(values: list[Any]) -> Slot:
-    name, kind, role, dtype, shape, kernel = values
+    name, kind, role, dtype, shape, kernel, *axes = values
+    axis = axes[0] if axes else 0
     sizes = isinstance(shape, list) and all(type(n) is int and 0 <= n < 2**40 for n in shape)
     matrix = kind != "adapted" or (len(shape) > 1 and min(shape) > 0)
     known = kind in get_args(SlotKind) and role in get_args(Role) and dtype in DTYPES
-    if not (isinstance(name, str) and isinstance(kernel, bool) and known and sizes and matrix):
+    counted = len(axes) < 2 and type(axis) is int and -1 <= axis < max(1, len(shape))
+    if not (isinstance(name, str) and isinstance(kernel, bool) and known and sizes and matrix and counted):
         raise DamagedError(f"a layout has a slot that makes no sense: {str(values)[:80]}")
-    return Slot(name, kind, role, dtype, tuple(shape), kernel)
+    return Slot(name, kind, role, dtype, tuple(shape), kernel, axis)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

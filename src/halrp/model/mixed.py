@@ -17,6 +17,7 @@ normalised by the rows of that task, as if they had been passed alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from itertools import chain
 from typing import Any, cast
 
@@ -27,7 +28,7 @@ from halrp.errors import DataError
 from halrp.model.base import Base
 from halrp.model.delta import Delta
 from halrp.model.inference import inference_batches, task_logits
-from halrp.model.layers.head import mixed_head
+from halrp.model.layers.mixed_head import mixed_head, output_dimension
 from halrp.model.layers.registry import rule_for
 from halrp.model.layers.stacks import LayerTasks
 from halrp.model.plan import aliases
@@ -42,8 +43,13 @@ class MixedModule:
     nothing between calls but whether the one pass is right, so threads may call it at the same time.
     """
 
-    def __init__(self, base: Base, deltas: Sequence[Delta]) -> None:
-        """Take the tasks in the order in which rows refer to them."""
+    def __init__(
+        self, base: Base, deltas: Sequence[Delta], module_of: Callable[[Delta], nn.Module] | None = None
+    ) -> None:
+        """Take the tasks in the order in which rows refer to them, and what gives the own module of each.
+
+        Without `module_of` modules are built when they are first needed, and reused.
+        """
         self._base, self._model, self._plan = base, base.module, base.plan
         self._deltas = tuple(deltas)
         self._classes = [delta.classes for delta in self._deltas]
@@ -51,7 +57,7 @@ class MixedModule:
         keys = [("base", delta.autocast) if delta.is_base else id(delta) for delta in self._deltas]
         self._same = [first.setdefault(key, number) for number, key in enumerate(keys)]
         """The first index of each task: several indices may mean the base's own task, and its rows are one group."""
-        self._views: dict[int, nn.Module] = {}
+        self._module_of = cache(base.serving_view) if module_of is None else module_of
         self._net: nn.Module | None = None
         self._compared: set[object] = set()
         self._reasons: dict[object, str] = {}
@@ -81,7 +87,8 @@ class MixedModule:
     def __call__(self, x: Tensor, rows: Tensor) -> Tensor:
         """Logits of x (N, ...), where rows (N,) holds the index of each row's task.
 
-        The result is as wide as the widest task among the rows, and −inf where a row's task has no such class.
+        The result is as wide as the widest task among the rows, and −inf where a row's task has no such class. Classes
+        are the second dimension if a convolution makes them, (N, classes, H, W), and otherwise the last.
         """
         return self.batched(x, rows, len(x))
 
@@ -164,12 +171,17 @@ class MixedModule:
         finally:
             ROWS.reset(token)
         widths = [self._classes[task] for task, _ in rows.groups]
-        logits = logits[:, : max(widths)]
         if min(widths) == max(widths):
             return logits
+        dimension = output_dimension(self._model.get_submodule(self._plan.output), logits)
+        if logits.shape[dimension] < max(widths):
+            raise NotRowWise(f"the one pass gives outputs of shape {tuple(logits.shape)} for {max(widths)} classes")
+        logits = logits.narrow(dimension, 0, max(widths))
         classes = torch.tensor(self._classes, device=x.device)[rows.tasks]
         absent = torch.arange(max(widths), device=x.device) >= classes[:, None]
-        return logits.masked_fill(absent, -torch.inf)
+        ones = [1] * (logits.dim() - 2)
+        shape = [len(rows), *ones, max(widths)] if dimension > 1 else [len(rows), max(widths), *ones]
+        return logits.masked_fill(absent.view(shape), -torch.inf)
 
     def _task_by_task(self, x: Tensor, tasks: Tensor, batch: int) -> Tensor:
         """Batches of rows of one task after another."""
@@ -182,9 +194,7 @@ class MixedModule:
         return task_logits(self._view(task), x, self._deltas[task])
 
     def _view(self, task: int) -> nn.Module:
-        if task not in self._views:
-            self._views[task] = self._base.view(self._deltas[task])
-        return self._views[task]
+        return self._module_of(self._deltas[task])
 
     # ---- the network for mixed rows ---------------------------------------------------------------------------
 
@@ -245,7 +255,7 @@ class MixedModule:
             [delta.held_owned for delta in deltas],
             lambda task: self._view(task).get_submodule(path),
         )
-        if path == self._plan.head:
+        if self._plan.head and path == self._plan.output:
             return mixed_head(tasks, [delta.classes for delta in deltas])
         rule = rule_for(layer)
         if rule is None:
@@ -261,9 +271,21 @@ def _names(delta: Delta) -> tuple[str, ...]:
 
 
 def _concatenate(parts: Sequence[Tensor]) -> Tensor:
-    """Concatenate logits of batches, padded with −inf to the widest."""
-    width = max(part.shape[1] for part in parts)
-    return torch.cat([nn.functional.pad(part, (0, width - part.shape[1]), value=-torch.inf) for part in parts])
+    """Concatenate outputs of batches, padded with −inf to the widest in the one dimension in which they differ."""
+    shapes = dict.fromkeys(tuple(part.shape[1:]) for part in parts)
+    same_dims = len({len(shape) for shape in shapes}) == 1
+    differing = [d for d, sizes in enumerate(zip(*shapes, strict=True), 1) if len(set(sizes)) > 1] if same_dims else []
+    if not same_dims or len(differing) > 1:
+        raise DataError(
+            f"predict: the tasks of these rows give outputs of the shapes {', '.join(map(str, shapes))} for a row, "
+            "which no one tensor holds; predict for them one by one"
+        )
+    for dimension in differing:
+        width = max(part.shape[dimension] for part in parts)
+        after = (0, 0) * (parts[0].dim() - dimension - 1)
+        pads = [(*after, 0, width - part.shape[dimension]) for part in parts]
+        parts = [nn.functional.pad(part, pad, value=-torch.inf) for part, pad in zip(parts, pads, strict=True)]
+    return torch.cat(list(parts))
 
 
 def _enclosing(path: str) -> Iterator[str]:

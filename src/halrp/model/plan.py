@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from halrp.errors import HeadError, ModelError
-from halrp.model.layers.head import find_head
+from halrp.model.layers.head import HeadName, find_head, output_axis, output_layer
 from halrp.model.layers.registry import Decision, Kind, Role, family_for
 
 __all__ = ["Kind", "ParameterPlan", "Plan", "Problem", "Role", "aliases", "examine", "plan", "trained_buffers"]
@@ -37,6 +37,8 @@ class ParameterPlan:
     """Adapted through the layer's adapted form rather than through the merged weight."""
     widths: Mapping[str, int] | None = None
     """Columns of the weight as a matrix, by view ("full", and "mean" for kernels); None if it is not adapted."""
+    output_axis: int = 0
+    """Of a parameter of the head: the dimension that counts the task's outputs; −1 if none does."""
 
     @property
     def kernel(self) -> bool:
@@ -49,18 +51,29 @@ class Plan:
     """What happens to every parameter of a model, and the name of its head."""
 
     head: str
+    """What is replaced for every task; "" if all tasks have the model's own outputs."""
     parameters: Mapping[str, ParameterPlan]
+    output: str = ""
+    """The layer that makes the outputs: the head, or a layer in it, or where none is replaced the model's last."""
 
     def named(self, kind: str) -> dict[str, ParameterPlan]:
         """The parameters of one kind, by name, in the model's order."""
         return {name: parameter for name, parameter in self.parameters.items() if parameter.kind == kind}
+
+    def shape_for(self, name: str, shape: tuple[int, ...], outputs: int) -> tuple[int, ...]:
+        """The shape of a tensor in a network with a number of outputs; `shape` is that in the base."""
+        parameter = self.parameters.get(name)
+        if parameter is None or parameter.role != "head" or parameter.output_axis < 0:
+            return shape
+        axis = parameter.output_axis
+        return (*shape[:axis], outputs, *shape[axis + 1 :])
 
     def role(self, name: str) -> Role:
         """The role of a parameter or buffer that a task owns."""
         parameter = self.parameters.get(name)
         if parameter is not None:
             return parameter.role
-        return "head" if name.startswith(f"{self.head}.") else "buffer"
+        return "head" if self.head and name.startswith(f"{self.head}.") else "buffer"
 
 
 @dataclass(frozen=True)
@@ -71,7 +84,7 @@ class Problem:
     error: ModelError
 
 
-def plan(model: nn.Module, head: str | None = None) -> Plan:
+def plan(model: nn.Module, head: HeadName = None) -> Plan:
     """Plan every parameter of a model, or refuse the model by naming what is wrong."""
     planned, problems = examine(model, head)
     if problems:
@@ -84,7 +97,7 @@ def plan(model: nn.Module, head: str | None = None) -> Plan:
     return planned
 
 
-def examine(model: nn.Module, head: str | None = None) -> tuple[Plan, list[Problem]]:
+def examine(model: nn.Module, head: HeadName = None) -> tuple[Plan, list[Problem]]:
     """Plan every parameter that can be handled, and list every problem instead of raising the first.
 
     With problems the plan is for display only: parameters at fault are not in it, and its head may be "".
@@ -98,10 +111,11 @@ def examine(model: nn.Module, head: str | None = None) -> tuple[Plan, list[Probl
         if is_lazy(parameter)
     ]
     lazy = {name for problem in problems for name in problem.names}
+    path = output = ""
     try:
-        head = find_head(model, head)
+        path = find_head(model, head)
+        output = output_layer(model, path)
     except HeadError as error:
-        head = ""
         if not lazy:  # a lazy layer may become a head once it is initialised
             problems.append(Problem((), error.with_traceback(None)))
     parameters = {name: parameter for name, parameter in model.named_parameters() if name not in lazy}
@@ -117,16 +131,16 @@ def examine(model: nn.Module, head: str | None = None) -> tuple[Plan, list[Probl
     planned = {}
     for name, parameter in parameters.items():
         try:
-            planned[name] = _plan_parameter(parameter, names[name], owners, head)
+            planned[name] = _plan_parameter(parameter, names[name], owners, path, output)
         except ModelError as error:
             problems.append(Problem((name,), error.with_traceback(None)))
     if not problems and not any(parameter.kind == "adapted" for parameter in planned.values()):
         nothing = ModelError(
             "the model has no adaptable layer besides its head: every parameter is small, a bias, a norm or frozen; "
-            f"a delta would be a full copy. Head: {head!r}; parameters: {', '.join(planned) or 'none'}"
+            f"a delta would be a full copy. Head: {path!r}; parameters: {', '.join(planned) or 'none'}"
         )
         problems.append(Problem((), nothing))
-    return Plan(head, planned), problems
+    return Plan(path, planned, output), problems
 
 
 def trained_buffers(model: nn.Module) -> frozenset[str]:
@@ -137,11 +151,14 @@ def trained_buffers(model: nn.Module) -> frozenset[str]:
 
 
 def _plan_parameter(
-    parameter: Tensor, names: tuple[str, ...], owners: Mapping[str, nn.Module], head: str
+    parameter: Tensor, names: tuple[str, ...], owners: Mapping[str, nn.Module], head: str, output: str
 ) -> ParameterPlan:
     """Plan the parameter that a model holds under some names."""
     decision = _decide(parameter, names, owners, head)
-    shape, family = tuple(parameter.shape), family_for(_owner(names[0], owners)[0])
+    (owner, leaf), shape = _owner(names[0], owners), tuple(parameter.shape)
+    family, axis = family_for(owner), 0
+    if decision.role == "head":
+        axis = output_axis(owner, leaf) if owner is owners[output] else -1
     return ParameterPlan(
         name=names[0],
         kind=decision.kind,
@@ -151,16 +168,17 @@ def _plan_parameter(
         reason=decision.reason,
         by_rule=decision.by_rule,
         widths=family.matrix_widths(shape) if decision.kind == "adapted" else None,
+        output_axis=axis,
     )
 
 
 def _decide(parameter: Tensor, names: tuple[str, ...], owners: Mapping[str, nn.Module], head: str) -> Decision:
     holders = [_owner(name, owners) for name in names]
-    if any(name.startswith(f"{head}.") for name in names):
+    if head and any(name.startswith(f"{head}.") for name in names):
         if len({id(owner) for owner, _ in holders}) > 1:
             raise HeadError(
                 f"{' and '.join(names)} are one tied parameter, but the head {head!r} is replaced for every task; "
-                "untie them (copy the parameter) or name another head"
+                "untie them (copy the parameter), name another head, or keep the model's own for every task: head=False"
             )
         return Decision("owned", "head", "classifier head, replaced for every task")
     if not parameter.requires_grad:

@@ -8,7 +8,8 @@ views are for the library alone; `share` makes one for users, from tensors that 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import types
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from halrp.errors import ModelError
 from halrp.model.factors import Factors
-from halrp.model.layers.head import new_head
+from halrp.model.layers.head import new_head, reset
 from halrp.model.layers.merged import Merged, adapt_merged
 from halrp.model.layers.registry import adapt
 from halrp.model.plan import Plan, aliases
@@ -53,17 +54,33 @@ def shared_copy(model: nn.Module, share: Share = itself) -> nn.Module:
     return clone(model, {id(tensor): share(tensor) for tensor in tensors})
 
 
-def trainable_copy(base: nn.Module, plan: Plan, classes: int) -> nn.Module:
+def trainable_copy(
+    base: nn.Module, plan: Plan, classes: int, others: Mapping[int, Tensor] = types.MappingProxyType({})
+) -> nn.Module:
     """Copy the base with a new head, for training. Shared parameters stay frozen and shared.
 
-    The head is drawn from the global generator; callers isolate it.
+    `others` are used in place of the base's tensors with these ids. The head is drawn from the global generator;
+    callers isolate it.
     """
     share = {id(p): p for name, p in base.named_parameters() if plan.parameters[name].kind == "shared"}
-    net = clone(base, share)
+    net = clone(base, {**share, **others})
     for name, parameter in net.named_parameters():
         parameter.requires_grad_(plan.parameters[name].kind != "shared")
-    replace_module(net, plan.head, new_head(base.get_submodule(plan.head), classes))
+    if plan.head:
+        for path, layer in list(net.get_submodule(plan.head).named_modules(prefix=plan.head)):
+            if path == plan.output:
+                replace_output(net, base, plan, classes)
+            elif any(True for _ in (*layer.parameters(recurse=False), *layer.buffers(recurse=False))):
+                reset(layer)
     return net
+
+
+def replace_output(
+    net: nn.Module, base: nn.Module, plan: Plan, classes: int, device: torch.device | None = None
+) -> None:
+    """Give a copy of the base an output layer of another width, unless tasks keep the base's outputs."""
+    if plan.head:
+        replace_module(net, plan.output, new_head(base.get_submodule(plan.output), classes, device))
 
 
 def task_view(
@@ -86,8 +103,7 @@ def task_view(
         for name, buffer in list(net.named_buffers(remove_duplicate=False)):
             set_tensor(net, name, copies.setdefault(id(buffer), buffer.clone()))
     if classes is not None:
-        fresh = new_head(base.get_submodule(plan.head), classes, torch.device("meta"))
-        replace_module(net, plan.head, fresh)
+        replace_output(net, base, plan, classes, torch.device("meta"))
     _set_owned(net, base, plan, owned)
     for name, part in factors.items():
         if plan.parameters[name].by_rule:
@@ -115,13 +131,28 @@ def _merge_tied(net: nn.Module, names: Sequence[str], merged: Merged) -> None:
         adapt_merged(net.get_submodule(path), leaf, merged)
 
 
-def merged_copy(
-    base: nn.Module, plan: Plan, factors: Mapping[str, Factors], owned: Mapping[str, Tensor], classes: int
+def merged_view(
+    base: nn.Module,
+    plan: Plan,
+    factors: Mapping[str, Factors],
+    owned: Mapping[str, Tensor],
+    classes: int,
+    factored: Container[str] = (),
 ) -> nn.Module:
-    """A plain module with merged weights: made of the model's own classes, sharing nothing with the base."""
+    """A task's module with merged weights, of the model's own classes, which shares all that the task does not change.
+
+    Weights that are named in `factored` keep their factors.
+    """
     weights = dict(base.named_parameters())
-    merged = {name: part.merged(weights[name].detach()) for name, part in factors.items()}
-    return clone(task_view(base, plan, {}, {**owned, **merged}, classes)).eval()
+    merged = {name: _merged(weights[name].detach(), part) for name, part in factors.items() if name not in factored}
+    rest = {name: part for name, part in factors.items() if name in factored}
+    return task_view(base, plan, rest, {**owned, **merged}, classes)
+
+
+def _merged(weight: Tensor, part: Factors) -> Tensor:
+    """A merged weight in the memory format of the base's."""
+    merged = part.merged(weight)
+    return merged if merged.stride() == weight.stride() else torch.empty_like(weight).copy_(merged)
 
 
 def replace_module(net: nn.Module, path: str, module: nn.Module) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from halrp.errors import DataError, UnknownTaskError
 from halrp.model.base import Base
@@ -14,23 +14,22 @@ from halrp.model.delta import Delta
 from halrp.model.inference import inference_batches, task_logits
 from halrp.model.mixed import MixedModule
 from halrp.model.precision import forward_precision
+from halrp.serve.resident import ResidentModules
 
 
 class Predictor:
-    """Predicts for the tasks of a base. Modules are built when they are first needed, and reused."""
+    """Predicts for the tasks of a base, through modules that are built when they are first needed (`resident`)."""
 
     def __init__(self, base: Base, tasks: Mapping[str, Delta], earlier: Predictor | None = None) -> None:
-        """Take a base and its tasks; modules of unchanged tasks are taken over from an earlier predictor."""
+        """Take a base and its tasks; an earlier predictor of the base hands its modules over."""
         self._base, self._tasks = base, tasks
         learned = next((delta for delta in tasks.values() if delta.is_base), base.task)
         self._base_task = base.task
         if learned is not base.task:
             self._base_task = replace(base.task, autocast=learned.autocast, class_names=learned.class_names)
         self._mixed: MixedModule | None = None
-        self._modules: dict[str | None, nn.Module] = {}
-        if earlier is not None:
-            same = {name for name, delta in tasks.items() if earlier._tasks.get(name) is delta}
-            self._modules |= {name: module for name, module in earlier._modules.items() if name in same}
+        self._residents: ResidentModules = ResidentModules(base) if earlier is None else earlier._residents
+        self._residents.forget_all_but([*tasks.values(), self._base_task])
 
     def delta(self, task: str | None) -> Delta:
         """The delta of a task; None means the base's own task, with its precision and class names if it was learned."""
@@ -44,9 +43,9 @@ class Predictor:
     def predict(self, x: Tensor, task: str | None, batch: int) -> Tensor:
         """Logits (N, classes) of x (N, ...) for one task."""
         delta = self.delta(task)
-        if task not in self._modules:
-            self._modules[task] = self._base.view(delta)
-        module = self._modules[task]
+        module = self._residents.module(delta)
+        if len(x) <= batch:
+            return task_logits(module, x, delta)
         sizes = inference_batches(module, len(x), batch)
         with forward_precision(None, x.device):  # joining batches is not part of a forward pass
             return torch.cat([task_logits(module, rows, delta) for rows in x.split(sizes)])
@@ -59,7 +58,7 @@ class Predictor:
             self.delta(name)
         names = [None, *self._tasks]
         if self._mixed is None:
-            self._mixed = MixedModule(self._base, [self.delta(name) for name in names])
+            self._mixed = MixedModule(self._base, [self.delta(name) for name in names], self._residents.module)
         position = {name: index for index, name in enumerate(names)}
         rows = torch.tensor([position[name] for name in tasks], device=x.device)
         return self._mixed.batched(x, rows, batch)

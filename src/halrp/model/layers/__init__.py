@@ -3,6 +3,26 @@
 Importing the package registers every family. `registry` says what a rule is and finds the one of a layer.
 """
 
-from halrp.model.layers import attention, conv, embedding, groupwise, linear, merged, norm, recurrent
+from halrp.model.layers import (
+    attention,
+    conv,
+    embedding,
+    groupwise,
+    linear,
+    merged,
+    norm,
+    recurrent,
+    transposed_linear,
+)
 
-__all__ = ["attention", "conv", "embedding", "groupwise", "linear", "merged", "norm", "recurrent"]
+__all__ = [
+    "attention",
+    "conv",
+    "embedding",
+    "groupwise",
+    "linear",
+    "merged",
+    "norm",
+    "recurrent",
+    "transposed_linear",
+]

@@ -1,6 +1,6 @@
 """The fallback: a weight that is merged at each use, through torch's parametrization.
 
-It is right for every layer that reads its weight: packed attention projections, recurrent weights, embeddings,
+It is right for every layer that reads its weight: packed attention projections, recurrent weights, tied tables,
 transposed convolutions, layers without a rule. It pays for building the merged weight at each use.
 """
 

@@ -60,6 +60,8 @@ class LayerRule:
     """Parts to do without although they are inherited; after registration, all that the rule does not have."""
     kernel: ClassVar[bool] = False
     """Whether the dimensions of a weight after the second are positions of a convolution's kernel."""
+    inputs_first: ClassVar[bool] = False
+    """Whether a weight is (I, J), so that its rows meet the inputs and its columns make the outputs."""
     trained_buffers: ClassVar[tuple[str, ...]] = ()
     """Buffers that training the layer changes."""
     reads_children: ClassVar[bool] = False
@@ -67,6 +69,8 @@ class LayerRule:
     hides_tensors: ClassVar[bool] = True
     """Whether tensors that tasks change are removed from the layer in its mixed form: code that reads them instead of
     calling the layer would get the base's, and without them it fails and is noticed."""
+    reads_few_rows: ClassVar[bool] = False
+    """Whether a forward pass reads few rows of the weight, so that merging all of them never pays."""
     copied_by_torch: ClassVar[bool] = False
     """Whether torch copies the layer's tensors although it only reads them, so that sharing their memory saves none."""
     cudnn_eval_gradients: ClassVar[bool] = True
@@ -185,20 +189,27 @@ class Adapted(nn.Module):
 
 
 _RULES: dict[type[nn.Module], LayerRule] = {}
+_BY_NAME: dict[str, type[LayerRule] | type[Adapted]] = {}
+"""What was registered for layer types of other libraries, by their full names, until one of them is met."""
 _UNKNOWN = LayerRule(nn.Module)
 Registered = TypeVar("Registered", bound=type[LayerRule] | type[Adapted])
 
 
-def layer_rule(*layer_types: type[nn.Module]) -> Callable[[Registered], Registered]:
+def layer_rule(*layer_types: type[nn.Module] | str) -> Callable[[Registered], Registered]:
     """Register what the library knows about layer types: an adapted layer or a `LayerRule`.
 
     A rule holds for exactly these types. A subclass may compute something else: its parameters are planned in the
     same way, its weight is merged, and it has no mixed form and no moments.
+
+    A type of a library that need not be installed is given by its full name. Its adapted form is then a family, which
+    is joined with the type when the first layer of it is met.
     """
 
     def register(rule: Registered) -> Registered:
         for layer_type in layer_types:
-            if not issubclass(rule, Adapted):
+            if isinstance(layer_type, str):
+                _BY_NAME[layer_type] = rule
+            elif not issubclass(rule, Adapted):
                 _RULES[layer_type] = rule(layer_type)
             elif issubclass(rule, layer_type):
                 _RULES[layer_type] = rule._rule(layer_type, rule)
@@ -212,14 +223,28 @@ def layer_rule(*layer_types: type[nn.Module]) -> Callable[[Registered], Register
     return register
 
 
+def _registered(kind: type) -> LayerRule | None:
+    """The rule of exactly a type, or None; a type that was registered by its name is from now on known itself."""
+    if kind not in _RULES:
+        rule = _BY_NAME.get(f"{kind.__module__}.{kind.__qualname__}")
+        if rule is None:
+            return None
+        if issubclass(rule, Adapted):
+            body = {"__module__": rule.__module__, "__doc__": rule.__doc__}
+            rule = cast(type[Adapted], type(f"Adapted{kind.__name__}", (rule, kind), body))
+        layer_rule(kind)(rule)
+    return _RULES[kind]
+
+
 def rule_for(layer: nn.Module) -> LayerRule | None:
     """The rule that was registered for exactly the type of a layer, or None."""
-    return _RULES.get(type(layer))
+    return _registered(type(layer))
 
 
 def family_for(layer: nn.Module) -> LayerRule:
     """The rule of the nearest registered type that a layer derives from; for an unknown layer one of defaults only."""
-    return next((_RULES[kind] for kind in type(layer).__mro__ if kind in _RULES), _UNKNOWN)
+    rules = (_registered(kind) for kind in type(layer).__mro__)
+    return next((rule for rule in rules if rule is not None), _UNKNOWN)
 
 
 def adapted_form(layer: nn.Module) -> type[Adapted] | None:

@@ -43,10 +43,14 @@ class LayerTasks:
         name = f"{self.path or 'the model itself'} ({type(self.layer).__name__})"
         return NotRowWise(f"{name} is not known to treat rows independently{detail and ': '}{detail}")
 
-    def weights(self) -> WeightStack:
-        """What the tasks make of the layer's weight."""
+    def weights(self, transposed: bool = False) -> WeightStack:
+        """What the tasks make of the layer's weight, or of the transposed matrix."""
         factors = [task.get(f"{self.path}.weight") for task in self.factors]
-        return WeightStack(self.layer.get_parameter("weight").detach(), factors, self.dense("weight"))
+        weight, dense = self.layer.get_parameter("weight").detach(), self.dense("weight")
+        if transposed:
+            factors = [part and part.transposed() for part in factors]
+            weight, dense = weight.mT, {task: matrix.mT for task, matrix in dense.items()}
+        return WeightStack(weight, factors, dense)
 
     def dense(self, leaf: str) -> dict[int, Tensor]:
         """The private copies of a tensor, by task."""
