@@ -57,6 +57,7 @@ flaky: .venv/dev
 
 bench: .venv/dev
 	$(BIN)/python -m benchmarks.train_step --json results/benchmarks/train_step.json
+	$(BIN)/python -m benchmarks.predict_one --json results/benchmarks/predict_one.json
 	$(BIN)/python -m benchmarks.mixed_batch --json results/benchmarks/mixed_batch.json
 	$(BIN)/python -m benchmarks.many_tasks --json results/benchmarks/many_tasks.json
 	$(BIN)/python -m benchmarks.batches --json results/benchmarks/batches.json

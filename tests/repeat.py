@@ -2,14 +2,17 @@
 
     python -m tests.repeat --times 20                      # 20 times as the machine is, 20 times under load
     python -m tests.repeat --times 5 --load yes tests/lab/run
+    python -m tests.repeat --json results/reliability/repeat.json
 
 Prints a line for each run and, at the end, a table of what failed and how often. Under load a process for each core
-computes without end, so that everything takes more than twice as long and in another order.
+computes without end, so that everything takes more than twice as long and in another order. With `--json` every run is
+added to a record as soon as it ends, with the load of the machine when it began.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -58,12 +61,21 @@ def once(arguments: Sequence[str]) -> tuple[int, list[str]]:
         return sum(case.find("skipped") is None for case in cases), failed
 
 
+def extend(path: Path, run: dict[str, object]) -> None:
+    """Add a run to a record."""
+    record: dict[str, list[object]] = json.loads(path.read_text("utf-8")) if path.exists() else {"runs": []}
+    record["runs"].append(run)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{json.dumps(record, indent=1)}\n", "utf-8")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Repeat, print, and return 1 if anything failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.repeat", description=__doc__)
     parser.add_argument("--times", type=int, default=20, help="runs without and with load, each")
     parser.add_argument("--load", choices=("no", "yes", "both"), default="both")
     parser.add_argument("--marked", default="timing and not slow", help="which tests, as pytest's -m takes it")
+    parser.add_argument("--json", type=Path, help="the record to extend")
     parser.add_argument("paths", nargs="*", default=["tests"])
     options = parser.parse_args(arguments)
     failures: dict[str, Counter[str]] = {}
@@ -71,11 +83,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         failures[kind] = Counter()
         with load(os.cpu_count() or 1 if kind == "load" else 0):
             for number in range(options.times):
-                began = time.monotonic()
+                began, busy = time.monotonic(), os.getloadavg()[0]
                 ran, failed = once(["-m", options.marked, *options.paths])
                 failures[kind].update(failed)
                 seconds = time.monotonic() - began
                 print(f"{kind} {number + 1}: {ran} tests, {len(failed)} failed, {seconds:.0f} s", flush=True)
+                if options.json is not None:
+                    facts = {"kind": kind, "marked": options.marked, "paths": options.paths, "tests": ran}
+                    extend(options.json, facts | {"failed": failed, "seconds": round(seconds), "load": round(busy, 1)})
     for kind, counts in failures.items():
         print(f"{kind}: {options.times} runs, {sum(counts.values())} failures")
         for name, count in counts.most_common():

@@ -26,7 +26,7 @@ LIBRARY = (
     ("halrp.provenance", "halrp.identity"),
     ("halrp.committed", "halrp.task_setup"),
     ("halrp.managed",),
-    ("halrp.learner", "halrp.parallel"),
+    ("halrp.learner", "halrp.parallel", "halrp.callbacks"),
     ("halrp.tools",),
 )
 """The library's rooms, each line above the one before it. A module imports from its own line and from lines before."""

@@ -11,29 +11,34 @@ import pytest
 import torch
 from torch import nn
 
-from halrp import Halrp, Learner, Progress, Recipe
+from halrp import Gradients, Halrp, Learner, Progress, Recipe, WarmUp
+from halrp.method.sketch import Sketch
 from halrp.model.base import Base
 from halrp.training.loop import Training
-from tests.helpers import FAST, drawn, net, tiny_task
+from tests.helpers import FAST, address, drawn, net, tiny_task
 
 
-def test_the_warmed_up_network_is_gone_when_fine_tuning_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("start", "copy"), [(WarmUp(), "trainable"), (Gradients(), "owning_copy")])
+def test_the_warmed_up_network_is_gone_when_fine_tuning_begins(
+    start: Any, copy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     free: list[weakref.ref[Any]] = []
-    trainable = Base.trainable
+    trainable = getattr(Base, copy)
 
     def recorded(self: Base, *arguments: Any) -> nn.Module:
-        module = trainable(self, *arguments)
+        module: nn.Module = trainable(self, *arguments)
         free.extend(weakref.ref(part) for part in (module, *module.parameters()))
         return module
 
-    monkeypatch.setattr(Base, "trainable", recorded)
+    monkeypatch.setattr(Base, copy, recorded)
     alive: list[int] = []
 
     def progress(at: Progress) -> None:
         if at.stage.startswith("fine-tune"):
             alive.append(sum(reference() is not None for reference in free))
 
-    learner = Learner(net("conv"), method=Halrp.budget(growth_per_task=0.9), recipe=FAST, base="given")
+    method = replace(Halrp.budget(growth_per_task=0.9), start=start)
+    learner = Learner(net("conv"), method=method, recipe=FAST, base="given")
     learner.progress = progress
     learner.learn("a", tiny_task("conv"), val=tiny_task("conv", 1))
     assert len(free) > 5
@@ -73,7 +78,7 @@ def weights_in_memory() -> int:
     for tensor in [value for value in gc.get_objects() if issubclass(type(value), torch.Tensor)]:
         for part in (tensor, tensor.grad if tensor.is_leaf else None):
             if part is not None and not part.is_meta and part.untyped_storage().nbytes() == 4 * WIDTH**2:
-                addresses.add(part.untyped_storage().data_ptr())
+                addresses.add(address(part))
     return len(addresses)
 
 
@@ -94,6 +99,30 @@ def test_while_fine_tuning_the_base_is_in_memory_once(base: Any) -> None:
         learner.learn(name, (x, y), val=(x, y))
     assert during == [4]  # two layers of the user's model, and of the base
     assert weights_in_memory() == 4
+
+
+def test_a_start_from_gradients_has_the_base_once_and_one_gradient_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [part for _ in range(4) for part in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
+    model = drawn(lambda: nn.Sequential(*layers, nn.Linear(WIDTH, 3)))
+    x, y = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
+    counts: list[int] = []
+    add = Sketch.add
+
+    def recorded(self: Sketch, part: torch.Tensor) -> None:
+        counts.append(weights_in_memory())
+        add(self, part)
+
+    monkeypatch.setattr(Sketch, "add", recorded)
+
+    def progress(at: Progress) -> None:
+        counts.append(weights_in_memory())
+
+    method = replace(Halrp.budget(parameters_per_task=9000), start=Gradients(components=2))
+    learner = Learner(model, method=method, recipe=Recipe(epochs=3, batch=4), base="given", progress=progress)
+    learner.learn("a", (x, y))
+    # Four layers of the user's model and of the base; a gradient, and the gradient times the size of its batch.
+    assert len(counts) > 16
+    assert max(counts) <= 10
 
 
 def test_a_finished_training_leaves_no_gradients() -> None:

@@ -14,6 +14,7 @@ from halrp import (
     Exact,
     Flat,
     GradientNorm,
+    Gradients,
     Halrp,
     Keep,
     Learner,
@@ -23,6 +24,7 @@ from halrp import (
     Plain,
     Prune,
     Recipe,
+    WarmUp,
     Whitened,
 )
 from halrp.errors import SettingError
@@ -48,7 +50,7 @@ def test_a_method_is_recalled_from_its_settings(name: str) -> None:
 
 def test_every_choice_of_the_library_can_be_recalled() -> None:
     choices = [Budget(), Exact(), Flat(), GradientNorm(), Keep(), Legacy(), LossRate(), MeanSquare(), Plain(), Prune()]
-    assert set(KNOWN.values()) == {type(choice) for choice in (*choices, Whitened())}
+    assert set(KNOWN.values()) == {type(choice) for choice in (*choices, Whitened(), WarmUp(), Gradients())}
 
 
 def test_a_loaded_learner_learns_the_next_task_as_the_first_learner_would(tmp_path: Path) -> None:
@@ -131,14 +133,14 @@ def test_settings_that_make_no_method_are_a_setting_error(kind: str) -> None:
 
 
 def test_a_recipe_that_this_version_does_not_train_with_is_asked_for_when_it_is_needed() -> None:
-    old = describe(Recipe()) | {"autocast": "torch.float16"}
+    old = describe(Recipe()) | {"autocast": "torch.float64"}
     method, recipe, seed = recalled_settings({"method": GOOD, "recipe": old, "seed": 3}, None, None, None)
     assert method == Halrp.budget(5_000)
     assert isinstance(recipe, SettingError)
     assert seed == 3
     learner = Learner(net("mlp"), base="given")
     learner._recipe = recipe
-    with pytest.raises(SettingError, match=r"float16.*pass Learner\.load\(\.\.\., recipe="):
+    with pytest.raises(SettingError, match=r"float64.*pass Learner\.load\(\.\.\., recipe="):
         learner.learn("a", tiny_task("mlp"))
     learner.recipe = FAST
     assert learner.recipe == FAST

@@ -189,3 +189,13 @@ def test_a_fingerprint_changes_with_name_shape_and_type() -> None:
         )
     ]
     assert len(set(prints)) == len(prints)
+
+
+def test_the_generator_of_a_metal_device_is_seeded_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    monkeypatch.setattr(torch.mps, "get_rng_state", lambda: "before")
+    monkeypatch.setattr(torch.mps, "manual_seed", calls.append)
+    monkeypatch.setattr(torch.mps, "set_rng_state", calls.append)
+    with seeding.isolated("a", device=torch.device("mps")):
+        assert calls == [seeding.seed_of("a")]
+    assert calls[1:] == ["before"]

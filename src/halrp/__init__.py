@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from halrp.method.allocate import Flat, LossRate
     from halrp.method.budget import Budget
     from halrp.method.decompose import Plain, Whitened
+    from halrp.method.gradients import Gradients
     from halrp.method.importance import GradientNorm, MeanSquare
     from halrp.method.method import Halrp
     from halrp.method.prune import Keep, Prune
     from halrp.method.scales import Exact, Legacy
+    from halrp.method.warm_up import WarmUp
     from halrp.model.delta import Delta
     from halrp.model.layers.conv import ConvFamily
     from halrp.model.layers.linear import LinearFamily
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from halrp.objectives.classification import Answer
     from halrp.store.store import Store
     from halrp.tools.explain import Explanation, explain
-    from halrp.training.progress import Progress
+    from halrp.training.progress import Progress, StopTraining
     from halrp.training.recipe import Recipe
 
 _HOME = {
@@ -39,10 +41,12 @@ _HOME = {
     "halrp.method.allocate": ("Flat", "LossRate"),
     "halrp.method.budget": ("Budget",),
     "halrp.method.decompose": ("Plain", "Whitened"),
+    "halrp.method.gradients": ("Gradients",),
     "halrp.method.importance": ("GradientNorm", "MeanSquare"),
     "halrp.method.method": ("Halrp",),
     "halrp.method.prune": ("Keep", "Prune"),
     "halrp.method.scales": ("Exact", "Legacy"),
+    "halrp.method.warm_up": ("WarmUp",),
     "halrp.model.delta": ("Delta",),
     "halrp.model.layers.conv": ("ConvFamily",),
     "halrp.model.layers.linear": ("LinearFamily",),
@@ -51,7 +55,7 @@ _HOME = {
     "halrp.objectives.classification": ("Answer",),
     "halrp.store.store": ("Store",),
     "halrp.tools.explain": ("Explanation", "explain"),
-    "halrp.training.progress": ("Progress",),
+    "halrp.training.progress": ("Progress", "StopTraining"),
     "halrp.training.recipe": ("Recipe",),
 }
 """The module of each public name."""
@@ -67,6 +71,7 @@ __all__ = [
     "Explanation",
     "Flat",
     "GradientNorm",
+    "Gradients",
     "Halrp",
     "Keep",
     "LayerRule",
@@ -80,7 +85,9 @@ __all__ = [
     "Progress",
     "Prune",
     "Recipe",
+    "StopTraining",
     "Store",
+    "WarmUp",
     "Whitened",
     "__version__",
     "allocate",

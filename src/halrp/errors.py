@@ -115,5 +115,9 @@ class CheckpointWarning(HalrpWarning):
     """A checkpoint cannot be used, so that a task starts again instead of being resumed."""
 
 
+class CompileWarning(HalrpWarning):
+    """A training step cannot be compiled and runs as it is."""
+
+
 class RunStateWarning(CheckpointWarning):
     """The state of an interrupted run of the laboratory cannot be used, so that its cell starts again."""

@@ -1,8 +1,8 @@
 """Learn a stream of tasks on one model: `Learner`.
 
-`_learn_delta` and `_low_rank_starts` are Algorithm 1 of the paper, one call per step. A task depends on the base and on
-its own data and on nothing else, a committed task never changes, and a call that fails or is interrupted leaves the
-learner unchanged.
+`_learn_delta` is Algorithm 1 of the paper, one call per step; its first half is a start of the method, as `WarmUp`. A
+task depends on the base and on its own data and on nothing else, a committed task never changes, and a call that fails
+or is interrupted leaves the learner unchanged.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,27 +20,27 @@ from halrp.committed import Committed
 from halrp.errors import HeadError, SettingError, WrongBaseError
 from halrp.managed import Managed
 from halrp.method.fine_tune import fine_tune
-from halrp.method.importance import measure
 from halrp.method.method import Halrp
-from halrp.method.start import Start, low_rank_start
+from halrp.method.protocols import TaskCosts
+from halrp.method.start_choice import start_of
 from halrp.method.task_costs import task_costs
 from halrp.model import views
+from halrp.model.appended import as_stored, with_head
 from halrp.model.base import Base
 from halrp.model.commit_check import CommitCheck
 from halrp.model.delta import Delta
 from halrp.model.plan import plan
 from halrp.model.precision import run_in
 from halrp.model.size import Size
-from halrp.model.wrappers import unwrapped
 from halrp.objectives import classification
 from halrp.provenance import recalled_settings
 from halrp.serve.checks import check_predict, naming_inputs
 from halrp.store.signing import AnyKey
 from halrp.store.store import Store
 from halrp.task_setup import TaskArguments, TaskSetup, check_epochs
+from halrp.training.bar import Show, notifier
 from halrp.training.batches import Augment, Source
-from halrp.training.loop import Group
-from halrp.training.progress import Notify
+from halrp.training.groups import Group, by_kind, by_role
 from halrp.training.recipe import Recipe
 from halrp.training.run import TaskRun
 
@@ -56,32 +56,37 @@ class Learner(Managed):
         self,
         model: nn.Module,
         *,
-        head: str | None = None,
+        head: str | nn.Module | Literal[False] | None = None,
         method: Halrp | None = None,
         recipe: Recipe | None = None,
         seed: int = 0,
         base: Literal["first", "given"] = "first",
         store: str | os.PathLike[str] | Store | None = None,
-        progress: Notify | None = None,
+        progress: Show = "auto",
         skip_damaged: bool = False,
     ) -> None:
         """Take a model and settings.
 
-        `head` names the classifier layer (by default the last one), `method` defaults to `Halrp.budget()`,
-        `progress` is called during training. With `store`, a folder, each task is committed there when it is
-        learned, tasks already there are loaded, and a task that was interrupted resumes at its last checkpoint.
-        `skip_damaged` leaves tasks of the store out that cannot be read, with a warning; `damaged` names them.
+        `head` names what every task replaces: a layer (by default the last one), or a module whose layers are all drawn
+        again for every task. A module instead of a name is put on top of the model's outputs and gets the width of each
+        task. `head=False` keeps the model's outputs for every task.
+
+        `method` defaults to `Halrp.budget()`. `progress` is a callback, "bar", or None; by default a bar if there is a
+        terminal. With `store`, a folder, every task is committed there when it is learned, tasks already there are
+        loaded, and one that was interrupted resumes at its last checkpoint. `skip_damaged` leaves tasks of the store
+        out that cannot be read, with a warning; `damaged` names them.
         """
         if base not in ("first", "given"):
             raise SettingError(f"Learner(base={base!r}) is unknown; choose 'first' or 'given'")
         self._method: Halrp | SettingError = Halrp.budget() if method is None else method
         self._recipe: Recipe | SettingError = Recipe() if recipe is None else recipe
         self.seed = seed
+        notifier(progress)  # refuses what is none
         self.progress = progress
         check_epochs(self.method, self.recipe)
-        model, head = unwrapped(model, head)
+        model, name = with_head(model, head)
         channels_last = self.recipe.channels_last and any(isinstance(m, nn.Conv2d) for m in model.modules())
-        initial = Base(views.clone(model), plan(model, head), channels_last)
+        initial = Base(views.clone(model), plan(model, name), channels_last, counts_head=base == "first")
         folder = store if store is None or isinstance(store, Store) else Store(store)
         self._committed = Committed(initial, base == "given", folder, skip_damaged)
         self._scores: dict[str, Mapping[str, Tensor]] = {}
@@ -110,7 +115,7 @@ class Learner(Managed):
 
     @property
     def head(self) -> str:
-        """The name of the head."""
+        """The name of what every task replaces; "" if the model's own outputs are kept."""
         return self._committed.body.plan.head
 
     @property
@@ -154,7 +159,7 @@ class Learner(Managed):
             self._committed.check_name(name, replace)
             self._committed.check_store()
             setup, device = self._setup(self._committed.version(name) if replace else 0), self.device
-            with torch.enable_grad(), seeding.isolated(*setup.seed_key(name), device=device):
+            with setup.ending(name), torch.enable_grad(), seeding.isolated(*setup.seed_key(name), device=device):
                 run = setup.prepare(TaskArguments(name, train, val, classes, class_names, augment, data_key))
                 return self._learn_delta(setup, run, replace) if setup.is_base else self._learn_base(setup, run)
 
@@ -179,10 +184,9 @@ class Learner(Managed):
                     f"learn_many(engine=...) with {self.method.compress!r}: what it removes depends on the tasks "
                     "before, so they cannot be learned in parallel; use Halrp.budget(), or leave the engine out"
                 )
-            build = partial(
-                Learner, base="given", method=self.method, recipe=self.recipe, seed=self.seed, head=self.head
-            )
             base = self._committed.ready
+            settings: dict[str, Any] = {"method": self.method, "recipe": self.recipe, "seed": self.seed}
+            build = partial(_in_worker, counts_head=base.counts_head, head=self.head or False, **settings)
             for name, delta in parallel.learn_elsewhere(build, base, arguments, engine):
                 with seeding.exclusive():
                     self._committed.commit(base, {**self.tasks, name: delta}, name, replaces[name])
@@ -193,11 +197,12 @@ class Learner(Managed):
     def _learn_base(self, setup: TaskSetup, run: TaskRun) -> Delta:
         """Train the model freely on the first task; the result is the base."""
         initial, plan = setup.body, setup.body.plan
-        net, check = self._new_net(setup, run)
+        check, net = self._check(setup, run), initial.trainable(run.data.classes, *run.seed_key)
         adapted = plan.named("adapted")
         weights = {n: parameter for n, parameter in net.named_parameters() if n in adapted}
         others = [p for n, p in net.named_parameters() if n not in adapted and p.requires_grad]
         groups = [Group(list(weights.values()), l2=self.method.base_l2), Group(others)]
+        groups = by_kind(groups, by_role(plan, net.named_parameters()), self.recipe)
         training = run.training("base", net, groups, self.recipe.epochs).run(1)
         check.gradients(weights, training.without_gradient)
         training.run()
@@ -211,8 +216,13 @@ class Learner(Managed):
     def _learn_delta(self, setup: TaskSetup, run: TaskRun, replaces: bool) -> Delta:
         """Algorithm 1: from a task's data to a committed delta on the base."""
         base, method, name = setup.body, setup.method, run.task
-        # Warm up, measure importance, decompose and allocate; the free network is gone afterwards.
-        starts, owned, check = self._low_rank_starts(setup, run)
+        check = self._check(setup, run)
+
+        def costs(owned: Mapping[str, Tensor], view: str) -> TaskCosts:
+            return task_costs(base.layout, owned, partial(setup.description, run, view), method.precision)
+
+        # Warm up, decompose and allocate: where fine-tuning starts. The network of the warm-up is gone afterwards.
+        starts, owned = start_of(method, base)(base, method, run, check, costs)
         base_size = Size(base.parameter_count, base.size.bytes)
         # Fine-tune what the task owns.
         tuned = fine_tune(base, method, starts, owned, run)
@@ -227,42 +237,6 @@ class Learner(Managed):
         run.finish()
         self._scores[name] = tuned.start.scores
         return self.tasks[name]
-
-    def _low_rank_starts(
-        self, setup: TaskSetup, run: TaskRun
-    ) -> tuple[dict[str, Start], dict[str, Tensor], CommitCheck]:
-        """The first half of Algorithm 1: where fine-tuning starts, by view, and what the task owns in any case."""
-        base, method, data = setup.body, setup.method, run.data
-        # Warm up: train a copy of the base freely, to see where the task wants to go.
-        net, check = self._new_net(setup, run)
-        everything = Group([parameter for parameter in net.parameters() if parameter.requires_grad])
-        weights = base.adapted_weights()
-        free = {n: p for n, p in net.named_parameters() if n in weights}
-        training = run.training("warm-up", net, [everything], method.warm_up).run()
-        check.gradients(free, training.without_gradient if method.warm_up else ())
-        # Importance: what an error in each free weight costs.
-        held_out = data.train if data.val is None else data.val
-        with seeding.isolated(*run.seed_key, "importance", device=self.device):  # a loader may draw its order
-            sensitivity = measure(
-                method.importance, method.decompose.needs_curvature, net, free, held_out, self.recipe.batch
-            )
-        # Scales, decomposition, allocation: one start for each view of convolutions that is tried.
-        owned, base_size = base.owned_tensors(net), Size(base.parameter_count, base.size.bytes)
-        kernels = {n: base.plan.parameters[n].kernel for n in free}
-        starts = {
-            view: low_rank_start(
-                {n: p.detach() for n, p in free.items()},
-                weights,
-                sensitivity,
-                method,
-                {n: view if kernel else "full" for n, kernel in kernels.items()},
-                task_costs(base.layout, owned, partial(setup.description, run, view), method.precision),
-                base_size,
-                seeding.generator(*run.seed_key, "truncate", view),
-            )
-            for view in method.views(any(kernels.values()), data.val is not None)
-        }
-        return starts, owned, check
 
     def predict(self, x: Tensor, task: str | Sequence[str | None] | None, batch: int = 512) -> Tensor:
         """Logits of a task, in evaluation mode and without gradient; `None` is the base's own task.
@@ -319,23 +293,27 @@ class Learner(Managed):
         method: Halrp | None = None,
         recipe: Recipe | None = None,
         seed: int | None = None,
-        progress: Notify | None = None,
+        head: nn.Module | None = None,
+        progress: Show = "auto",
         verify_key: AnyKey = None,
         attach: bool = True,
         skip_damaged: bool = False,
     ) -> Learner:
         """Read a store's base and tasks into a learner, which commits later tasks there too.
 
-        `model` gives the architecture; its weights do not matter. Method, recipe and seed that are not given are those
-        that the newest task was learned with. A method with choices from outside this library cannot be recalled; then
-        learning asks for `method`. With `verify_key`, a key or its file, everything must be signed with that key.
+        `model` gives the architecture; its weights do not matter. The store knows its head, also an nn.Linear on top of
+        the model; another module that was put there must be given again as `head`. Method, recipe and seed that are not
+        given are those that the newest task was learned with. A method with choices from outside this library cannot be
+        recalled; then learning asks for `method`. With `verify_key`, a key or its file, everything must be signed with
+        that key.
         With `attach=False` the learner is a copy that never writes to the store.
         `skip_damaged` leaves tasks out that cannot be read, with a warning; `damaged` names them.
         """
         store = Store(folder, verify_key=verify_key)
         try:
-            head = store.manifest().head
-            learner = Learner(model, head=head, progress=progress)
+            manifest = store.manifest()
+            stored, name = as_stored(model, manifest.head, store.layouts(manifest).values(), head)
+            learner = Learner(stored, head=name, progress=progress)
         except HeadError as error:
             raise WrongBaseError(f"the store {folder} was made with another model: {error}") from error
         learner._committed.restore(store, skip_damaged)
@@ -350,16 +328,16 @@ class Learner(Managed):
         committed = self._committed
         is_base = committed.base is not None
         settings = (self.method, self.recipe, self.seed)
-        return TaskSetup(*settings, committed.body, is_base, self.progress, committed.store, version)
+        return TaskSetup(*settings, committed.body, is_base, notifier(self.progress), committed.store, version)
 
-    def _new_net(self, setup: TaskSetup, run: TaskRun) -> tuple[nn.Module, CommitCheck]:
-        """A network to train, and the check of what training makes of it; a model that cannot pass is refused here."""
-        data, classes = run.data, run.data.classes
+    def _check(self, setup: TaskSetup, run: TaskRun) -> CommitCheck:
+        """The check of what training makes of the model; one that cannot pass is refused here."""
+        data = run.data
         x = next(iter(data.train.batches(4, None)))[0]
         val = None if data.val is None else next(iter(data.val.batches(2, None)))[0][:2]
-        check = CommitCheck.of(run.task, classes, x, setup.description(run).autocast)
+        check = CommitCheck.of(run.task, data.classes, x, setup.description(run).autocast)
         check.before_training(setup.body, val, *run.seed_key)
-        return setup.body.trainable(classes, *run.seed_key), check
+        return check
 
     def _compressed(self, tasks: dict[str, Delta], newest: str, base_parameters: int) -> dict[str, Delta]:
         """The tasks after the method's compression, which changes committed ones only if it declares that."""
@@ -372,3 +350,10 @@ class Learner(Managed):
                 f"({', '.join(map(repr, changed)) or 'none did'}) only if its changes_committed is True"
             )
         return after
+
+
+def _in_worker(model: nn.Module, counts_head: bool, **settings: Any) -> Learner:
+    """A learner whose base is a model as another learner has it, under the same fingerprint."""
+    learner = Learner(model, base="given", progress=None, **settings)
+    learner._committed.ready.counts_head = counts_head
+    return learner

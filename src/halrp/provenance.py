@@ -15,16 +15,21 @@ from halrp.errors import DamagedError, SettingError
 from halrp.method.allocate import Flat, LossRate
 from halrp.method.budget import Budget
 from halrp.method.decompose import Plain, Whitened
+from halrp.method.gradients import Gradients
 from halrp.method.importance import GradientNorm, MeanSquare
-from halrp.method.method import Halrp
-from halrp.method.protocols import CHOICES
+from halrp.method.method import CHOICES, Halrp
 from halrp.method.prune import Keep, Prune
 from halrp.method.scales import Exact, Legacy
+from halrp.method.warm_up import WarmUp
+from halrp.training.optimisers import NAMED, TORCH
 from halrp.training.recipe import Recipe
 
 KNOWN: dict[str, type] = {
     kind.__name__: kind
-    for kind in (Budget, Exact, Flat, GradientNorm, Keep, Legacy, LossRate, MeanSquare, Plain, Prune, Whitened)
+    for kind in (
+        *(Budget, Exact, Flat, GradientNorm, Gradients, Keep, Legacy, LossRate, MeanSquare, Plain, Prune, WarmUp),
+        Whitened,
+    )
 }
 """The library's own choices of the method, which a task's file names without their modules."""
 Settings = TypeVar("Settings")
@@ -148,6 +153,28 @@ def _fits(value: object, hint: Any) -> bool:
     return is_number(value) if hint is float else isinstance(value, hint)
 
 
+def _recalled_maker(setting: str, facts: Any) -> Any:
+    """What makes an optimiser or a scheduler: a name, a class of torch, or a partial of one with plain arguments."""
+    if facts is None or (isinstance(facts, str) and facts in NAMED):
+        return facts
+    if isinstance(facts, Mapping) and facts.get("type") == "functools.partial":
+        keywords, arguments = facts["keywords"], facts["arguments"]
+        if facts["function"] in TORCH and not arguments and all(map(_is_plain, keywords.values())):
+            return functools.partial(TORCH[facts["function"]], **keywords)
+    if not isinstance(facts, str) or facts not in TORCH:
+        raise SettingError(f"{setting} {facts!r} is not one of torch's with plain arguments, and cannot be recalled")
+    return TORCH[facts]
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value was recorded as it is; a text with a dot may be the name of anything."""
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    if isinstance(value, str):
+        return "." not in value
+    return value is None or isinstance(value, (bool, int, float))
+
+
 _DTYPES = {str(dtype): dtype for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64)}
 
 
@@ -158,6 +185,10 @@ def recalled_recipe(provenance: Mapping[str, Any]) -> Recipe:
         fields = {name: value for name, value in provenance["recipe"].items() if name in known}
         if fields.get("autocast") is not None:
             fields["autocast"] = _DTYPES[fields["autocast"]]
+        for name in sorted(fields.keys() & {"optimiser", "scheduler"}):
+            fields[name] = _recalled_maker(name, fields[name])
+        if "rates" in fields:
+            fields["rates"] = {kind: rate for kind, rate in fields["rates"].items() if kind != "type"}
         return Recipe(**fields)
     except SettingError:
         raise

@@ -85,14 +85,19 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.default_generator.manual_seed(seed)
+        mps = torch.mps.get_rng_state() if device.type == "mps" else None
         if device.type == "cuda":
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)
+        if mps is not None:
+            torch.mps.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002
         try:
             yield
         finally:
+            if mps is not None:
+                torch.mps.set_rng_state(mps)
             random.setstate(python)
             np.random.set_state(numpy)  # noqa: NPY002
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import secrets
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,8 +16,8 @@ from typing import Any
 from halrp._version import __version__
 from halrp.errors import CheckpointWarning, SettingError, TaskError
 from halrp.identity import UnidentifiedError, identity
-from halrp.method.method import Halrp
-from halrp.method.protocols import CHOICES, Allocator, EarlyCheck
+from halrp.method.method import CHOICES, Halrp
+from halrp.method.protocols import Allocator, EarlyCheck
 from halrp.method.task_costs import foreseen_costs
 from halrp.model.base import Base
 from halrp.model.description import Description
@@ -31,6 +32,7 @@ from halrp.training.batches import Augment, Data, Source, TaskData, prepare, ref
 from halrp.training.checkpoint import Checkpoints
 from halrp.training.progress import Notify
 from halrp.training.recipe import Recipe
+from halrp.training.requirements import refuse_unsuited_data
 from halrp.training.run import TaskRun
 
 
@@ -83,10 +85,28 @@ class TaskSetup:
         if key is not None and not (isinstance(key, str) and key):
             raise SettingError(f"{arguments.name}: data_key={key!r} must be a non-empty text, such as 'v3', or None")
         data = self._data(arguments)
+        refuse_unsuited_data(self.recipe, data.train, data.val, arguments.name)
         run = TaskRun(arguments.name, data, self.recipe, self.seed_key(arguments.name), self.progress)
         if self.is_base:
             self._check_budget(run)
         return run if self.store is None else replace(run, checkpoints=self._checkpoints(self.store, run, key))
+
+    @contextmanager
+    def ending(self, name: str) -> Iterator[None]:
+        """Let the progress callback finish when a task ends in any way; after Ctrl-C, add how it is resumed."""
+        try:
+            yield
+        except KeyboardInterrupt as interrupt:
+            if self.store is None:
+                interrupt.add_note(f"{name!r} is not learned; with Learner(..., store=...) it could be resumed")
+            else:
+                interrupt.add_note(
+                    f"{name!r} resumes at its last finished epoch when learn is called again with the same data, "
+                    f"settings and store: {self.store.folder}"
+                )
+            raise
+        finally:
+            getattr(self.progress, "finish", lambda: None)()
 
     def _checkpoints(self, store: Store, run: TaskRun, data_key: str | None) -> Checkpoints:
         """The checkpoints of a task: those that were made with the same base, data, functions and settings."""
@@ -102,7 +122,8 @@ class TaskSetup:
     def _functions(self, run: TaskRun) -> list[str]:
         """What tells functions of the user from others; a new text every time for those that nothing tells."""
         choices = [getattr(self.method, field) for field in CHOICES]
-        foreign = [choice for choice in choices if type(choice) not in KNOWN.values()]
+        foreign = [choice for choice in choices if choice is not None and type(choice) not in KNOWN.values()]
+        foreign += [make for make in (self.recipe.optimiser, self.recipe.scheduler) if callable(make)]
         try:
             return [identity(function) for function in (*foreign, run.data.augment)]
         except UnidentifiedError as error:
@@ -150,6 +171,13 @@ class TaskSetup:
         for wrong in (n for n in map(str, names or ()) if not is_encodable(n)):
             raise TaskError(f"{name}: the class name {wrong!r} cannot be written to a file: half of a surrogate pair")
         classes = len(names) if classes is None and names is not None else classes
+        if not self.body.plan.head:
+            if classes not in (None, self.body.outputs):
+                raise TaskError(
+                    f"{name}: {classes} classes, but head=False keeps the model's {self.body.outputs} outputs for "
+                    "every task; give labels of these, or a head that is replaced"
+                )
+            classes = self.body.outputs
         identify = self.store is not None and arguments.data_key is None
         train, classes = self._prepared(name, "train", arguments.train, classes, identify)
         val = None if arguments.val is None else self._prepared(name, "val", arguments.val, classes, identify)[0]

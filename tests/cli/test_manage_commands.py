@@ -16,7 +16,7 @@ from halrp.cli import manage
 from halrp.cli.app import app
 from tests.commands import invoke
 from tests.helpers import FAST, net, tiny_task
-from tests.store.test_store import snapshot
+from tests.store.stores import snapshot
 
 ran = partial(invoke, app)
 MODEL = "tests.cli.test_manage_commands:build"

@@ -2,6 +2,23 @@
 
 from __future__ import annotations
 
+_STORE = tuple(
+    f"tests/store/test_{name}.py"
+    for name in (
+        "store",
+        "store_refusals",
+        "store_faults",
+        "lineage",
+        "links",
+        "folder_fuzz",
+        "manage",
+        "manage_together",
+        "signed_store",
+        "repair",
+        "corpus",
+    )
+)
+
 TARGETS: dict[str, tuple[str, ...]] = {
     "halrp.seeding": ("tests/test_seeding.py", "tests/test_order.py", "tests/test_parallel.py"),
     "halrp.model.codec": ("tests/model/test_codec.py", "tests/store/test_task_file.py", "tests/model/test_delta.py"),
@@ -29,6 +46,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/store/test_task_file.py",
         "tests/store/test_task_file_fuzz.py",
         "tests/store/test_store.py",
+        "tests/store/test_store_refusals.py",
     ),
     "halrp.store.format_1": ("tests/store/test_format_1_fuzz.py", "tests/store/test_corpus.py"),
     "halrp.store.task_file": ("tests/store/test_task_file.py", "tests/store/test_task_file_fuzz.py"),
@@ -37,15 +55,10 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/store/test_folder_fuzz.py",
         "tests/store/test_lineage.py",
         "tests/store/test_store.py",
+        "tests/store/test_store_refusals.py",
     ),
     **dict.fromkeys(
         ("halrp.store.store", "halrp.store.commit", "halrp.store.folder", "halrp.store.lineage", "halrp.store.trash"),
-        (
-            "tests/store/test_store.py",
-            "tests/store/test_lineage.py",
-            "tests/store/test_links.py",
-            "tests/store/test_store_faults.py",
-            "tests/store/test_folder_fuzz.py",
-        ),
+        _STORE,
     ),
 }

@@ -20,17 +20,18 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from halrp._version import __version__
-from halrp.errors import SettingError
+from halrp.errors import HeadError, SettingError
 from halrp.method.budget import smallest_bytes
 from halrp.method.method import Halrp
 from halrp.method.protocols import Allocator
+from halrp.model.appended import with_head
 from halrp.model.codec import PRECISIONS, Precision
 from halrp.model.costs import weight_costs
 from halrp.model.description import Description
 from halrp.model.file_size import planned_bytes
+from halrp.model.layers.head import outputs_of
 from halrp.model.layout import Layout
 from halrp.model.plan import ParameterPlan, Plan, Problem, Role, examine, trained_buffers
-from halrp.model.wrappers import unwrapped
 from halrp.provenance import describe
 from halrp.text import printable
 from halrp.training.recipe import Recipe
@@ -60,6 +61,8 @@ class Row:
     """Of an adapted weight: what r and s cost."""
     fixed_bytes: int = 0
     """Of an owned tensor: what the private copy costs."""
+    outputs: int = 0
+    """Of a tensor of the head: for how many outputs it is; 0 if it is the same for any number."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class Explanation:
     rows: tuple[Row, ...]
     """One for each parameter and buffer, in the model's order; rows about the model as a whole come first."""
     head: str
-    """The name of the classifier head, or "" if there is none."""
+    """The name of what every task replaces, or "" if nothing is."""
     precision: Precision
     """In which precision the printed table counts a rank."""
     fixed: Mapping[str, int]
@@ -97,8 +100,7 @@ class Explanation:
     @property
     def class_bytes(self) -> int:
         """What one class more in the head costs."""
-        head = [row for row in self.rows if row.role == "head" and row.shape]
-        return sum(row.fixed_bytes // row.shape[0] for row in head if row.shape)
+        return sum(row.fixed_bytes // row.outputs for row in self.rows if row.outputs)
 
     def rank_bytes(self, view: str, precision: Precision) -> int:
         """What one rank in every adapted weight costs; `view` is "mean" or "full" and is that of convolutions."""
@@ -138,7 +140,7 @@ class Explanation:
         if self.refused:
             yield f"This model cannot be learned on yet: {len(self.refused)} refused, see above."
             return
-        head = printable(str(self.head))
+        head = printable(self.head) or "the model's own, kept for every task"
         yield f"Head: {head}. Parameters: {self.parameters:,}. Sizes are in bytes, ranks in {self.precision}."
         if any(len(_distinct(row, self.precision)) > 1 for row in self.rows):
             yield "Two prices of a rank: with the convolution's kernel averaged / with the whole kernel."
@@ -148,19 +150,25 @@ class Explanation:
             yield f"One rank in every adapted weight, {precision}: {mean:,}{whole}."
         parts = " + ".join(f"{_PLURALS.get(part, part)} {bytes_:,}" for part, bytes_ in self.fixed.items())
         yield f"Smallest budget of a task: {self.fixed_bytes:,} = {parts}."
-        yield f"Each class more in the head: {self.class_bytes:,}."
+        if self.head:
+            yield f"Each class more in the head: {self.class_bytes:,}."
 
 
-def explain(model: nn.Module, head: str | None = None, precision: Precision = "float32") -> Explanation:
+def explain(
+    model: nn.Module, head: str | nn.Module | Literal[False] | None = None, precision: Precision = "float32"
+) -> Explanation:
     """Tell what would be adapted, owned, shared or refused in a model, why, and what it costs. Nothing is changed.
 
-    `head` names the classifier layer, which is found if it is the last one. `precision` is that of `Halrp.precision`;
-    "float32" stands for the model's own floating type. Models on the "meta" device can be explained.
+    `head` is that of `Learner`: a name, a module to be put on top of the model, or False. `precision` is that of
+    `Halrp.precision`; "float32" stands for the model's own floating type. Models on the "meta" device can be explained.
     """
     if precision not in PRECISIONS:
         raise SettingError(f"precision is {precision!r}; choose one of {', '.join(map(repr, PRECISIONS))}")
-    model, head = unwrapped(model, head)
-    plan, problems = examine(model, head)
+    try:
+        model, name = with_head(model, head)
+    except HeadError as error:
+        return Explanation((Row(MODEL, "refused", str(error)),), "", precision, {})
+    plan, problems = examine(model, name)
     if isinstance(model, torch.jit.ScriptModule):
         rows: tuple[Row, ...] = ()
     else:
@@ -213,7 +221,8 @@ def _row(parameter: ParameterPlan, element: int, precision: Precision) -> Row:
         return Row(**common)
     small = parameter.role == "weight" and len(shape) > 1
     size = weight_costs(shape, 0, precision, element).dense.bytes if small else entries * element
-    return Row(**common, fixed_bytes=size)
+    counted = parameter.role == "head" and parameter.output_axis >= 0
+    return Row(**common, fixed_bytes=size, outputs=shape[parameter.output_axis] if counted else 0)
 
 
 def _buffer_rows(model: nn.Module, plan: Plan) -> Iterable[Row]:
@@ -250,7 +259,7 @@ def _file_bytes(model: nn.Module, plan: Plan, rows: Iterable[Row], precision: Pr
     def file_bytes(ranks: Mapping[str, int], budget: Allocator) -> int:
         description = Description(
             task=NAME,
-            classes=len(tensors[f"{plan.head}.weight"]),
+            classes=outputs_of(model.get_submodule(plan.output)) or 0,
             view="mean",
             precision=precision,
             provenance={

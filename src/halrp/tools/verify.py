@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Literal
 
 import safetensors.torch
-from torch import nn
+from torch import Tensor, nn
 
 from halrp import seeding
 from halrp.errors import DamagedError, HalrpError, StoreError
 from halrp.model import views
+from halrp.model.appended import as_stored
 from halrp.model.base import Base
+from halrp.model.layers.head import APPENDED
 from halrp.model.layout import Layout
 from halrp.model.plan import plan
 from halrp.model.usable import BaseNumbers, base_problem, task_problem
@@ -47,11 +49,16 @@ class Finding:
 
 
 def verify(
-    folder: str | os.PathLike[str], model: nn.Module | None = None, *, verify_key: AnyKey = None
+    folder: str | os.PathLike[str],
+    model: nn.Module | None = None,
+    *,
+    head: nn.Module | None = None,
+    verify_key: AnyKey = None,
 ) -> tuple[Finding, ...]:
     """Read every file of a store and report what is wrong with each.
 
-    With a model, also whether its shapes fit; with a key or its file, also whether the key signed every file.
+    With a model, also whether its shapes fit (`head` is the one on top of it, unless that is an nn.Linear); with a key
+    or its file, also whether the key signed every file.
     """
     store = Store(folder, verify_key=verify_key)
     if not store.folder.is_dir():
@@ -59,14 +66,14 @@ def verify(
     present = sorted(path.relative_to(store.folder).as_posix() for path in _walk(store.folder))
     if not store.exists() and not any(_NAMED.fullmatch(name) for name in present):
         store.manifest()  # raises: this is no store
-    return tuple(_Reading(store, None if model is None else unwrapped(model)[0]).findings(present))
+    return tuple(_Reading(store, None if model is None else unwrapped(model)[0], head).findings(present))
 
 
 class _Reading:
     """One pass over a store, and what it has read so far."""
 
-    def __init__(self, store: Store, model: nn.Module | None) -> None:
-        self.store, self.model = store, model
+    def __init__(self, store: Store, model: nn.Module | None, head: nn.Module | None) -> None:
+        self.store, self.model, self.head = store, model, head
         self.manifest: Manifest | None = None
         self.fingerprint: str | None = None
         """Of the base: from the manifest, or else from its file."""
@@ -137,7 +144,7 @@ class _Reading:
         if problem:
             known = self.model is not None or self.layouts
             raise DamagedError(problem if known else f"{problem}; if it is a buffer and meant to, give the model")
-        fingerprint = seeding.fingerprint(tensors)
+        fingerprint = self._fingerprint_of(tensors)
         self.fingerprint = self.fingerprint or fingerprint
         if fingerprint != self.fingerprint:
             raise DamagedError(f"it has the fingerprint {fingerprint[:12]}…, not {self.fingerprint[:12]}…")
@@ -145,9 +152,20 @@ class _Reading:
         note = f"the base, fingerprint {fingerprint[:12]}…"
         if self.model is None or self.manifest is None:
             return note
-        like = Base(views.clone(self.model), plan(self.model, self.manifest.head), self.manifest.channels_last)
+        model, head = as_stored(self.model, self.manifest.head, self.layouts.values(), self.head)
+        like = Base(views.clone(model), plan(model, head), self.manifest.channels_last)
         self.base = self.store.read_base(like)
         return f"{note}, fits the model"
+
+    def _fingerprint_of(self, tensors: dict[str, Tensor]) -> str:
+        """The fingerprint of a base: of everything, or of all but the head that layouts name."""
+        known = {layout.fingerprint for layout in self.layouts.values()}
+        if self.manifest is None or not self.manifest.counts_head:
+            head = frozenset().union(*(layout.head for layout in self.layouts.values()))
+            without = seeding.fingerprint({n: t for n, t in tensors.items() if n not in head})
+            if self.manifest is not None or without in known:
+                return without
+        return seeding.fingerprint(tensors)
 
     def _check_layout(self, file: str) -> str:
         layout = Layout.parse(self._content(file), str(self.store.folder / file))
@@ -159,7 +177,8 @@ class _Reading:
     def _buffers(self) -> set[str]:
         """What may hold any number: the buffers of the model, or those that layouts name."""
         if self.model is not None:
-            return {name for name, _ in self.model.named_buffers()}
+            prefix = "model." if self.manifest is not None and self.manifest.head in APPENDED else ""
+            return {f"{prefix}{name}" for name, _ in self.model.named_buffers()}
         return {slot.name for layout in self.layouts.values() for slot in layout.slots if slot.kind == "buffer"}
 
     def _check_task(self, file: str, name: str) -> str:
