@@ -192,6 +192,25 @@ def test_without_a_bound_two_hundredths_of_the_bases_bytes_hold() -> None:
     assert Budget(bytes=123).limit(Size(1_000_000, 4_000_800)) == 123
 
 
+def test_without_a_bound_a_task_that_needs_more_than_the_share_gets_twice_what_it_needs() -> None:
+    # 40 for the bias, 44 for scales and 44 per component: 84 without a component, 168 in all.
+    options = {"w": layer([5.0, 4.0, 3.0, 2.0, 1.0], weight=1000, unit=4)}
+    ranks = [Budget().allocate(options, TaskCosts([BIAS]), Size(100, size)).ranks["w"] for size in (100, 4199, 4200)]
+    assert ranks == [1, 1, 0]  # from 4,200 bytes on, the share of 84 suffices and holds
+    Budget().check_smallest(TaskCosts([BIAS]), {"w": Size(11, 44)}, Size(100, 100))
+    Budget().check(Size(100, 10_000), Size(100, 100), ["counter"])
+
+
+@pytest.mark.parametrize("kind", ["conv", "mlp", "gru"])
+def test_without_a_bound_small_bases_and_wide_heads_work(kind: str) -> None:
+    learner = Learner(net(kind), recipe=FAST, base="given")
+    x, y = tiny_task(kind)
+    for name, classes in (("narrow", 3), ("wide", 500)):
+        delta = learner.learn(name, (x, y), classes=classes)
+        assert delta.bytes > 0.02 * learner.base_size.bytes
+        assert any(delta.ranks.values()) or any(key.startswith("dense/") for key in delta.coded)
+
+
 def test_growth_is_a_share_of_the_bases_numbers() -> None:
     assert not Budget(growth=0.1).in_bytes
     assert Budget(growth=0.1).limit(Size(parameters=999, bytes=10**6)) == 99

@@ -93,7 +93,7 @@ def test_the_budget_preset_bounds_a_task_and_never_touches_committed_ones() -> N
 def test_without_a_bound_a_tasks_file_may_have_two_hundredths_of_the_bases_bytes() -> None:
     allocate = Halrp.budget().allocate
     assert isinstance(allocate, Budget)
-    assert allocate.limit(Size(parameters=900_000, bytes=1_000_000)) == 20_000
+    assert allocate.limit(Size(parameters=9_000_000, bytes=10_000_000)) == 200_000
 
 
 def test_a_bound_for_a_known_number_of_tasks_is_shared_out() -> None:

@@ -24,13 +24,18 @@ FileBytes: TypeAlias = Callable[[Mapping[str, int], Allocator], int]
 """The exact size of a task's file: see `TaskCosts`."""
 DEFAULT_SHARE = 0.02
 """Of the base's bytes, for a task's file when no bound is given."""
+DEFAULT_TIMES = 2
+"""How many times what a task needs without a component, if the share is less than that need."""
+LEAST_SPECTRUM = 2**16
+"""When no bound is given, components are computed as if they had at least so many bytes: in small bases, all of them."""
 
 
 @dataclass(frozen=True)
 class Budget:
     """Choose the components with the most predicted loss per byte (or number) stored, under a hard bound per task.
 
-    Exactly one of the three bounds holds; with none given, a task's file has 2 % of the base's bytes.
+    Exactly one of the three bounds holds. With none given, a task's file has 2 % of the base's bytes, or, if the task
+    needs more than that without a single component, twice what it needs: small bases and wide heads work too.
     """
 
     bytes: int | None = None
@@ -66,18 +71,31 @@ class Budget:
         """What is bounded, in words."""
         return "bytes" if self.in_bytes else "parameters"
 
+    @property
+    def is_given(self) -> bool:
+        """Whether there is a bound; if not, a task gets what it needs."""
+        return any(value is not None for value in self._bounds().values())
+
     def limit(self, base: Size) -> int:
-        """The bound of one task over a base of that size, in the budget's unit."""
+        """The most that components of one task over a base of that size may cost, in the budget's unit."""
+        return self._bound(base) if self.is_given else max(self._bound(base), LEAST_SPECTRUM)
+
+    def _bound(self, base: Size, smallest: int = 0) -> int:
+        """The bound of one task over a base, if the task costs `smallest` without a component."""
         if self.parameters is not None:
             return int(self.parameters)
         if self.growth is not None:
             return int(self.growth * base.parameters)
-        return int(self.bytes if self.bytes is not None else DEFAULT_SHARE * base.bytes)
+        if self.bytes is not None:
+            return int(self.bytes)
+        share = int(DEFAULT_SHARE * base.bytes)
+        return share if smallest <= share else DEFAULT_TIMES * smallest
 
     def allocate(self, options: Mapping[str, LayerOptions], costs: TaskCosts, base: Size) -> Allocation:
         """Choose ranks so that fixed part, scales and components stay within the bound."""
-        limit = self.limit(base)
-        room = limit - self._smallest(costs, {name: layer.scales for name, layer in options.items()}, base)
+        smallest = self._smallest(costs, {name: layer.scales for name, layer in options.items()}, base)
+        limit = self._bound(base, smallest)
+        room = limit - smallest
         if costs.file_bytes is None or not self.in_bytes:
             return _chosen(options, room)
         return self._exactly(options, room, limit, costs.file_bytes)
@@ -88,7 +106,6 @@ class Budget:
 
     def _smallest(self, costs: TaskCosts, scales: Mapping[str, int], base: Size) -> int:
         """The price of a task without a component, or `BudgetTooSmall`."""
-        limit = self.limit(base)
         parts = [(self.price(Size(part.parameters, part.bytes)), part.name) for part in costs.fixed]
         parts += [(price, f"scales of {name}") for name, price in scales.items()]
         exact = costs.file_bytes if self.in_bytes else None
@@ -96,6 +113,7 @@ class Budget:
             empty = exact(dict.fromkeys(scales, 0), self)
             parts.append((empty - sum(size for size, _ in parts), "file header"))
         smallest = sum(size for size, _ in parts)
+        limit = self._bound(base, smallest)
         if smallest > limit:
             enough = smallest if exact is None else smallest_bytes(exact, scales)
             raise self._too_small(enough, limit, parts, base)
@@ -120,8 +138,8 @@ class Budget:
 
     def check(self, task: Size, base: Size, late: Sequence[str]) -> None:
         """Refuse a task that is larger than foreseen, since fine-tuning was the first to change the buffers `late`."""
-        size, limit = self.price(task), self.limit(base)
-        if size > limit:
+        size, limit = self.price(task), self._bound(base)
+        if self.is_given and size > limit:
             raise BudgetTooSmall(
                 f"the task needs {size:,} {self.unit}, more than the {limit:,} of its budget, because "
                 f"{', '.join(late)} changed for the first time in fine-tuning; raise the budget by {size - limit:,}"

@@ -161,7 +161,8 @@ class Halrp:
         """Ranks chosen before fine-tuning so that a task fits a hard bound; the default method.
 
         The bound is one of: bytes of a task's file, `bytes_total` for the files of a known number of `tasks`, numbers
-        of a task, or those as a share of the base's parameters. Without one, a file has 2 % of the base's bytes.
+        of a task, or those as a share of the base's parameters. Without one, a file has 2 % of the base's bytes, or
+        more if the task needs it (`Budget`).
         Factors are stored in int8 where bytes are bounded, which gives the most accuracy per byte (`docs/results.md`),
         and as they are where numbers are.
         """
