@@ -73,6 +73,12 @@ class Committed:
             self._predictor = Predictor(self.ready, self.tasks)
         return self._predictor
 
+    def detached(self) -> Committed:
+        """The same base and tasks, without a store; what is committed there is not seen here."""
+        copy = Committed(self.initial, False, None)
+        copy.base, copy.tasks, copy._old = self.base, self.tasks, dict(self._old)
+        return copy
+
     def check_name(self, name: object, replaces: bool = False) -> None:
         """Refuse a name that no task can have or that is taken; one that is replaced must be there."""
         check_task_name(name)

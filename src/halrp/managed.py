@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any, Self
 
 from torch import Tensor
 
 from halrp import seeding
 from halrp.committed import Changes, Committed
 from halrp.model.delta import Delta
+from halrp.training.bar import Show
 
 
 class Managed:
     """The tasks of a learner, and changes of them. Each change is one commit of the store, if there is one.
 
     Predictions of all other tasks are bit-identical before and after.
+
+    A copy of a learner (`copy.copy`, `copy.deepcopy`) has the same tasks on the same base, in the same memory, and
+    belongs to no store: what it learns, removes or renames stays in it. One that was pickled for another process
+    belongs to no store either. Progress callbacks stay with the original.
     """
 
     _committed: Committed
     _scores: dict[str, Mapping[str, Tensor]]
+    progress: Show
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All of a learner but its store and its progress callback."""
+        with seeding.exclusive():
+            state = vars(self) | {"_committed": self._committed.detached(), "_scores": dict(self._scores)}
+        return state | {"progress": None if callable(self.progress) else self.progress}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copy: what it shares with the original never changes."""
+        return copy.copy(self)
 
     @property
     def tasks(self) -> Mapping[str, Delta]:

@@ -27,7 +27,7 @@ DEFAULT_SHARE = 0.02
 DEFAULT_TIMES = 2
 """How many times what a task needs without a component, if the share is less than that need."""
 LEAST_SPECTRUM = 2**16
-"""When no bound is given, components are computed as if they had at least so many bytes: in small bases, all of them."""
+"""Bytes of components that are computed at least when no bound is given, to choose from: all that small bases have."""
 
 
 @dataclass(frozen=True)

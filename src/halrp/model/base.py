@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from threading import Lock
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +56,14 @@ class Base:
         self.counts_head = counts_head
         self._interactions: dict[tuple[torch.Size, torch.dtype], str] = {}
         self._tracing = Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a base elsewhere is made from: locks and second storages belong to a process."""
+        parts = {"module": self.module, "plan": self.plan, "channels_last": self.channels_last}
+        return parts | {"counts_head": self.counts_head}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
 
     @cached_property
     def fingerprint(self) -> str:

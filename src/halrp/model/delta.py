@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,6 +73,10 @@ class Delta(Description):
         super().__post_init__()
         for name in ("scales", "coded", "plain", "recovered", "probe", "statistics"):
             object.__setattr__(self, name, Copies(getattr(self, name)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone: what was computed from them is computed again elsewhere."""
+        return {part.name: getattr(self, part.name) for part in fields(self)}
 
     @staticmethod
     def pack(
