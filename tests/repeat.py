@@ -5,8 +5,9 @@
     python -m tests.repeat --json results/reliability/repeat.json
 
 Prints a line for each run and, at the end, a table of what failed and how often. Under load a process for each core
-computes without end, so that everything takes more than twice as long and in another order. With `--json` every run is
-added to a record as soon as it ends, with the load of the machine when it began.
+computes without end, so that everything takes more than twice as long and in another order. "Idle" is the machine as it
+is, with whatever else runs on it. With `--json` every run is added to a record as soon as it ends, with the load
+average when it began; `python -m tests.reliability.document` makes a table of it.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ def load(processes: int) -> Iterator[None]:
             process.wait()
 
 
-def once(arguments: Sequence[str]) -> tuple[int, list[str]]:
-    """Run the tests; return how many ran, and the names of those that failed."""
+def once(arguments: Sequence[str], workers: int = 0) -> tuple[int, list[str]]:
+    """Run the tests, in as many processes; return how many ran, and the names of those that failed."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "--durations=0", "--durations-min=1e9"]
+        command = [sys.executable, "-m", "pytest", "-q", "-n", str(workers), "--durations=0", "--durations-min=1e9"]
         run = subprocess.run(
             [*command, f"--junit-xml={report}", *arguments], capture_output=True, text=True, check=False
         )
@@ -75,6 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--times", type=int, default=20, help="runs without and with load, each")
     parser.add_argument("--load", choices=("no", "yes", "both"), default="both")
     parser.add_argument("--marked", default="timing and not slow", help="which tests, as pytest's -m takes it")
+    parser.add_argument("--workers", type=int, default=0, help="processes that share the tests of a run; 0 is none")
     parser.add_argument("--json", type=Path, help="the record to extend")
     parser.add_argument("paths", nargs="*", default=["tests"])
     options = parser.parse_args(arguments)
@@ -84,13 +86,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with load(os.cpu_count() or 1 if kind == "load" else 0):
             for number in range(options.times):
                 began, busy = time.monotonic(), os.getloadavg()[0]
-                ran, failed = once(["-m", options.marked, *options.paths])
+                ran, failed = once(["-m", options.marked, *options.paths], options.workers)
                 failures[kind].update(failed)
                 seconds = time.monotonic() - began
                 print(f"{kind} {number + 1}: {ran} tests, {len(failed)} failed, {seconds:.0f} s", flush=True)
                 if options.json is not None:
-                    facts = {"kind": kind, "marked": options.marked, "paths": options.paths, "tests": ran}
-                    extend(options.json, facts | {"failed": failed, "seconds": round(seconds), "load": round(busy, 1)})
+                    chosen = {"marked": options.marked, "paths": options.paths, "workers": options.workers}
+                    result = {"tests": ran, "failed": failed, "seconds": round(seconds), "load": round(busy, 1)}
+                    extend(options.json, {"kind": kind} | chosen | result)
     for kind, counts in failures.items():
         print(f"{kind}: {options.times} runs, {sum(counts.values())} failures")
         for name, count in counts.most_common():

@@ -79,6 +79,8 @@ import os, signal, sys
 from pathlib import Path
 from tests.test_stop_and_interrupt import learn
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell starts in the background
+
 def interrupt(at):
     if at.stage == "warm-up" and at.epoch == 1:
         os.kill(os.getpid(), signal.SIGINT)

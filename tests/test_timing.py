@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -59,10 +60,15 @@ def test_always():
 
 def test_a_test_that_fails_now_and_then_is_counted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "test_odd.py").write_text(ODD)
-    assert repeat.main(["--times", "2", "--load", "yes", "--marked", "", str(tmp_path)]) == 1
+    file = tmp_path / "records" / "repeat.json"
+    assert repeat.main(["--times", "2", "--load", "yes", "--marked", "", "--json", str(file), str(tmp_path)]) == 1
     printed = capfd.readouterr().out
     assert "load 1: 2 tests, 0 failed" in printed
     assert "load 2: 2 tests, 1 failed" in printed
     assert "load: 2 runs, 1 failures" in printed
     # The path before the name is relative to what pytest takes for the root, which depends on where the project lies.
     assert re.search(r"^ +1 (\S+\.)?test_odd::test_even$", printed, re.MULTILINE)
+    runs = json.loads(file.read_text())["runs"]
+    assert [(run["kind"], run["tests"], len(run["failed"])) for run in runs] == [("load", 2, 0), ("load", 2, 1)]
+    assert runs[1]["failed"][0].endswith("test_odd::test_even")
+    assert all({"seconds", "load", "marked", "workers"} <= set(run) for run in runs)

@@ -16,7 +16,7 @@ RECORDS = ROOT / "results" / "reliability"
 
 def parts() -> dict[str, Callable[[], str]]:
     """What makes each generated part."""
-    return {"faults": faults, "changed-files": changed_files, "mutants": mutants}
+    return {"faults": faults, "changed-files": changed_files, "mutants": mutants, "repetitions": repetitions}
 
 
 def record(name: str) -> dict[str, Any]:
@@ -61,6 +61,41 @@ def mutants() -> str:
     ]
     once = ("mutants", "alive", "not equivalent")
     return _table(("module", *(f"{name} {when}" for when in ("before", "after") for name in once)), rows)
+
+
+def repetitions() -> str:
+    """A row for each set of tests, without and with load: how often it ran, and what failed."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for run in record("repeat")["runs"]:
+        groups.setdefault((run["marked"], run["kind"]), []).append(run)
+    rows = [
+        (
+            f"`{marked}`",
+            {"idle": "as it is", "load": "under load"}[kind],
+            len(runs),
+            runs[-1]["tests"],
+            sum(bool(run["failed"]) for run in runs),
+            next((at for at, run in enumerate(reversed(runs)) if run["failed"]), len(runs)),
+            _range([run["load"] for run in runs]),
+            _range([run["seconds"] for run in runs]),
+        )
+        for (marked, kind), runs in sorted(groups.items())
+    ]
+    header = (
+        "tests",
+        "machine",
+        "runs",
+        "tests in the last",
+        "runs with a failure",
+        "runs since",
+        "load average",
+        "seconds",
+    )
+    return _table(header, rows)
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"{min(values):g} – {max(values):g}"
 
 
 def _survivors(result: dict[str, Any] | None) -> tuple[int | str, ...]:
