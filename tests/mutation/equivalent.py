@@ -66,6 +66,9 @@ EQUIVALENT: dict[str, dict[str, str]] = {
             "such a file is refused with another message"
         ),
     },
+    "halrp.store.trash": {
+        "condition: if not left: → if False:": "without work there is nothing to remove; the rest is only time",
+    },
     "halrp.store.task_file": {
         "deletion: __all__ = ['check', 'load', 'read', 'write'] → pass": "which names are public is for readers",
     },

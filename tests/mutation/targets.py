@@ -57,8 +57,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/store/test_store.py",
         "tests/store/test_store_refusals.py",
     ),
-    **dict.fromkeys(
-        ("halrp.store.store", "halrp.store.commit", "halrp.store.folder", "halrp.store.lineage", "halrp.store.trash"),
-        _STORE,
-    ),
+    "halrp.store.store": _STORE,
+    "halrp.store.lineage": _STORE,
+    **{f"halrp.store.{name}": (f"tests/store/test_{name}.py", *_STORE) for name in ("commit", "folder", "trash")},
 }

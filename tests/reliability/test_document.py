@@ -41,3 +41,11 @@ def test_the_committed_run_has_a_million_changed_files_and_accounts_for_each() -
         assert counts["sound"] == 0 or "put right" in name, name
     for file in ("task", "base", "manifest", "checkpoint", "run state", "record"):
         assert file in kinds
+
+
+def test_the_committed_repetitions_ended_without_a_failure_with_and_without_load() -> None:
+    runs = record("repeat")["runs"]
+    last = {run["kind"]: run for run in runs if run["marked"] == "timing and not slow"}
+    assert set(last) <= {"idle", "load"}, "run: python -m tests.repeat --json results/reliability/repeat.json"
+    assert [run["failed"] for run in last.values() if run["failed"]] == []
+    assert all(run["tests"] > 900 for run in last.values())
