@@ -27,7 +27,7 @@ LIBRARY = (
     ("halrp.committed", "halrp.task_setup"),
     ("halrp.managed",),
     ("halrp.learner", "halrp.parallel", "halrp.callbacks"),
-    ("halrp.tools",),
+    ("halrp.tools", "halrp.sklearn"),
 )
 """The library's rooms, each line above the one before it. A module imports from its own line and from lines before."""
 
@@ -136,6 +136,12 @@ def test_the_predictor_needs_no_training_code() -> None:
 
 def test_the_version_needs_nothing() -> None:
     assert "torch" not in loaded_after("halrp")
+
+
+def test_only_the_door_to_scikit_learn_loads_it() -> None:
+    names = [n for n in MODULES if room(n) in {r for rooms in LIBRARY for r in rooms} and room(n) != "halrp.sklearn"]
+    assert "sklearn" not in loaded_after(*names)
+    assert "sklearn" in loaded_after("halrp.sklearn")
 
 
 def test_a_file_holds_one_idea() -> None:

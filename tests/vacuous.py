@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent
 _ANY_ERROR = {"Exception", "BaseException"}
-_ASSERTING_CALLS = {"raises", "warns", "fail", "gradcheck", "check_method"}
+_ASSERTING_CALLS = {"raises", "warns", "fail", "gradcheck", "check_method", "parametrize_with_checks"}
 
 
 class Finding(NamedTuple):

@@ -47,6 +47,10 @@ class SettingError(HalrpError, ValueError):
     """A setting of the method or the recipe is out of range."""
 
 
+class MissingPackageError(HalrpError, ImportError):
+    """A part of the library needs a package that is not installed."""
+
+
 class BudgetTooSmall(HalrpError, ValueError):  # noqa: N818  (a public name of the design)
     """The part of a task that cannot be shrunk is already larger than the budget."""
 

@@ -78,6 +78,10 @@ class Delta(Description):
         """The fields alone: what was computed from them is computed again elsewhere."""
         return {part.name: getattr(self, part.name) for part in fields(self)}
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Delta:
+        """Itself: it never changes."""
+        return self
+
     @staticmethod
     def pack(
         description: Description,
