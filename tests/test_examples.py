@@ -96,3 +96,13 @@ def test_minimals_adapted_forward_is_the_librarys(minimal: dict[str, Any]) -> No
     torch.testing.assert_close(adapted(x, W, delta), layer(x).relu() @ head.T, **EXACT)
     merged = {"W": factors.merged(W), "b": b, "head": head}
     torch.testing.assert_close(adapted(x, W, delta), minimal["forward"](x, merged), **EXACT)
+
+
+def test_tasks_as_estimators_share_a_base(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES / "sklearn_door.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    shares = [float(share) for share in re.findall(r"([\d.]+)%", printed)]
+    # Measured: 97.2 and 97.2; then 92.9 and 87.4, 88.5 and 77.7, 92.1 and 80.2 from 50 rows, shared and alone.
+    assert min(shares[:2]) > 94
+    assert all(shared > alone for shared, alone in zip(shares[2::2], shares[3::2], strict=True))
+    assert "probabilities unchanged: True" in printed
