@@ -58,12 +58,14 @@ class Base:
         self._tracing = Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a base elsewhere is made from: locks and second storages belong to a process."""
-        parts = {"module": self.module, "plan": self.plan, "channels_last": self.channels_last}
-        return parts | {"counts_head": self.counts_head}
+        """All but what belongs to a process, and what is computed from the rest."""
+        cached = {name for name, value in vars(Base).items() if isinstance(value, cached_property)}
+        return {n: v for n, v in vars(self).items() if n not in {"_originals", "_interactions", "_tracing", *cached}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+        vars(self).update(state)
+        self._originals = copy_on_write.split(self.module)
+        self._interactions, self._tracing = {}, Lock()
 
     @cached_property
     def fingerprint(self) -> str:
