@@ -57,7 +57,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/store/test_store.py",
         "tests/store/test_store_refusals.py",
     ),
-    "halrp.store.store": _STORE,
+    "halrp.store.store": ("tests/store/test_store_calls.py", *_STORE),
     "halrp.store.lineage": _STORE,
     **{f"halrp.store.{name}": (f"tests/store/test_{name}.py", *_STORE) for name in ("commit", "folder", "trash")},
 }

@@ -9,7 +9,7 @@ import pytest
 
 from halrp import Flat, Halrp, Learner
 from tests.helpers import tiny_task
-from tests.store.stores import OFFICIAL, learned, roomy
+from tests.store.stores import OFFICIAL, Material, learned, roomy
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +22,11 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Learner]:
     learner.method = Halrp(allocate=Flat(3))
     learner.learn("float", tiny_task("conv", 6))
     return folder, learner
+
+
+@pytest.fixture(scope="session")
+def material() -> Material:
+    """Tasks to commit, learned once."""
+    learner = learned("mlp", tasks=0, base="given")
+    contents = tuple(learner.learn(f"t{number}", tiny_task("mlp", number)) for number in range(3))
+    return Material(learner._committed.ready, contents)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from halrp import Halrp, Learner, Store
+from halrp import Delta, Halrp, Learner, Store
+from halrp.model.base import Base
+from halrp.store import task_file
+from halrp.store.manifest import Entry, entry_of
 from tests.helpers import FAST, net, tiny_task
 
 X = tiny_task("mlp", 7)[0]
@@ -59,3 +63,17 @@ def consistent(learner: Learner) -> bool:
     """Whether the store, if there is one, holds exactly what the learner has."""
     store = learner._committed.store
     return store is None or same_predictions(learner, reopened(store.folder), X)
+
+
+@dataclasses.dataclass(frozen=True)
+class Material:
+    """A base and contents of tasks on it, which any name may have."""
+
+    base: Base
+    contents: tuple[Delta, ...]
+
+    def delta(self, name: str, content: int = 0) -> Delta:
+        return dataclasses.replace(self.contents[content], task=name)
+
+    def file(self, name: str, content: int = 0) -> Entry:
+        return entry_of(f"tasks/{name}", task_file.write(self.delta(name, content)))
