@@ -4,6 +4,7 @@ from __future__ import annotations
 
 _ANNOTATION = "it stands in annotations alone, which nothing evaluates"
 _SAME_LENGTHS = "`strict` guards against lengths that never differ, and a private value is frozen"
+_FROZEN = "nobody changes a field of such a value; that it is frozen keeps it so"
 _MESSAGE = "how much of a name a message shows"
 
 EQUIVALENT: dict[str, dict[str, str]] = {
@@ -65,6 +66,11 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         " → isinstance(s, list) or s or all((is_whole(n, 1, _LARGEST) for n in s))": (
             "such a file is refused with another message"
         ),
+    },
+    "halrp.store.commit": {
+        "deletion: Stored = Callable[[str, Manifest], 'bytes | None'] → pass": _ANNOTATION,
+        "constant: True → False": _FROZEN,
+        "constant: 12 → 13": _MESSAGE,
     },
     "halrp.store.trash": {
         "condition: if not left: → if False:": "without work there is nothing to remove; the rest is only time",
