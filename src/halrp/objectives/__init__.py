@@ -1,25 +1,35 @@
-"""What a task's outputs mean: its loss, its score and the check of its targets, one file per kind of task.
+"""What a task's outputs mean, one file per kind of task: loss, score, check of targets and answers.
 
-An objective is a module or object with the calls of `Objective`. The training loop and evaluation take one;
-`halrp.objectives.classification` is the default, and the one that `Learner` learns.
+`Learner.learn(..., objective=...)` takes one; classification is the default. A kind of your own is a frozen dataclass
+that is derived from `Objective`, and registered so that a loaded task can be answered: `@register`.
 """
 
-from __future__ import annotations
+from halrp.objectives.causal_lm import CausalLM, NextTokens
+from halrp.objectives.classification import Answer, Classification
+from halrp.objectives.multi_label import LabelSets, MultiLabel
+from halrp.objectives.objective import Objective, described, is_registered, register, restored
+from halrp.objectives.ordinal import Ordinal
+from halrp.objectives.regression import Regression, Values
+from halrp.objectives.segmentation import Masks, Segmentation
+from halrp.objectives.token_classification import TokenClassification, TokenLabels
 
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
-class Objective(Protocol):
-    """Loss and score of outputs (N, width) for targets (N, ...)."""
-
-    def loss(self, outputs: Tensor, targets: Tensor, /) -> Tensor:
-        """The mean loss over the examples, (,), which training minimises."""
-
-    def total_loss(self, outputs: Tensor, targets: Tensor, /) -> Tensor:
-        """The sum of the loss over the examples, (,), so that batches add up."""
-
-    def score(self, outputs: Tensor, targets: Tensor, /) -> Tensor:
-        """The sum over the examples of a score between 0 and 1, (,): for classification, the correct ones."""
+__all__ = [
+    "Answer",
+    "CausalLM",
+    "Classification",
+    "LabelSets",
+    "Masks",
+    "MultiLabel",
+    "NextTokens",
+    "Objective",
+    "Ordinal",
+    "Regression",
+    "Segmentation",
+    "TokenClassification",
+    "TokenLabels",
+    "Values",
+    "described",
+    "is_registered",
+    "register",
+    "restored",
+]
