@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from benchmarks.interleaved import arguments, measure, report
-from halrp.training.batches import prepare
+from halrp.training.prepare import prepare
 
 BATCH, BLOCK = 128, 32
 MEAN, DEVIATION = (torch.tensor(value).view(3, 1, 1) for value in ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276)))
@@ -51,7 +51,7 @@ def variants() -> dict[str, Callable[[], None]]:
 
     def in_memory(channels_last: bool) -> Callable[[], None]:
         device = torch.device("cpu")
-        data, _ = prepare((x, labels), name="noise", device=device, batch=BATCH, channels_last=channels_last)
+        data = prepare((x, labels), name="noise", device=device, batch=BATCH, channels_last=channels_last)
         return lambda: read(data.batches(BATCH, draw))
 
     def loader(source: Dataset[tuple[Tensor, ...]] | Bytes) -> Callable[[], None]:

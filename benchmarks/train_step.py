@@ -21,8 +21,8 @@ from halrp.method.start import Start
 from halrp.model.base import Base
 from halrp.model.factors import Factors
 from halrp.model.plan import plan
-from halrp.training.batches import prepare
 from halrp.training.loop import Group, Stage, Training
+from halrp.training.prepare import prepare
 
 BATCH, BLOCK = 128, 8
 WEIGHTS = ("conv1.weight", "conv2.weight", "linear1.weight", "linear2.weight")
@@ -67,7 +67,7 @@ def block_of_steps(variant: Variant | None) -> Callable[[], None]:
     base = Base(model, plan(model, "head"), channels_last=True)
     recipe = Recipe(epochs=10_000, batch=BATCH)
     source = (torch.randn(BATCH * BLOCK, 3, 32, 32), torch.randint(10, (BATCH * BLOCK,)))
-    data, _ = prepare(source, name="noise", device=base.device, batch=BATCH, channels_last=True)
+    data = prepare(source, name="noise", device=base.device, batch=BATCH, channels_last=True)
     net = base.trainable(10, "benchmark")
     groups = [Group([p for p in net.parameters() if p.requires_grad])]
     if variant is not None:

@@ -47,7 +47,7 @@ def fine_tune(
     base: Base, method: Halrp, starts: Mapping[str, Start], owned: Mapping[str, Tensor], run: TaskRun
 ) -> FineTuned:
     """Fine-tune from each view's start for a while, then to the end from the one with the lowest validation loss."""
-    variants = [prepare(base, method, view, start, owned, run.data.classes) for view, start in starts.items()]
+    variants = [prepare(base, method, view, start, owned, run.data.width) for view, start in starts.items()]
     epochs = run.recipe.epochs - method.warm_up
     trainings = [
         run.training(f"fine-tune: {v.view}", v.net, by_kind(v.groups, _kinds(base, v), run.recipe), epochs)

@@ -39,12 +39,12 @@ from halrp.method.protocols import LayerOptions, TaskCosts
 from halrp.method.sketch import Sketch, Spectrum
 from halrp.method.start import Start, Starts, prices
 from halrp.model.base import Base
+from halrp.model.batch import Batch
 from halrp.model.commit_check import CommitCheck
 from halrp.model.delta import Recovered
 from halrp.model.factors import Factors, identity_factors
 from halrp.model.size import Size
-from halrp.objectives import classification
-from halrp.training.batches import Data
+from halrp.training.batches import Data, loss_of
 from halrp.training.groups import Group, by_kind, by_role
 from halrp.training.run import TaskRun
 
@@ -86,7 +86,7 @@ class Gradients:
     ) -> Starts:
         """Return where fine-tuning starts, by view, and what the task owns in any case."""
         # Warm up: train what the task owns, over the frozen base.
-        net = base.owning_copy(run.data.classes, *run.seed_key)
+        net = base.owning_copy(run.data.width, *run.seed_key)
         trained = Group([parameter for parameter in net.parameters() if parameter.requires_grad])
         groups = by_kind([trained], by_role(base.plan, net.named_parameters()), run.recipe)
         run.training("warm-up", net, groups, method.warm_up, early_stopping=False).run()
@@ -147,7 +147,7 @@ class Gradients:
                 for x, y in self._batches(run, next(iter(weights.values())).device):
                     size = y.shape[0]
                     with differentiable(net):
-                        loss = classification.loss(net(x), y)
+                        loss = loss_of(run.data.train, net, x, y)
                         if loss.requires_grad:  # else no weight is reached, which is refused below
                             loss.backward()
                 for layer in layers.values():
@@ -162,7 +162,7 @@ class Gradients:
                     "Recipe(lr=...) or check the scale of the inputs"
                 )
 
-    def _batches(self, run: TaskRun, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    def _batches(self, run: TaskRun, device: torch.device) -> Iterator[tuple[Batch, Tensor]]:
         """Batches of at most `examples` examples, spread evenly over a pass; the same ones every time."""
         data: Data = run.data.train
         steps = data.steps(run.recipe.batch)

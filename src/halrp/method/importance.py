@@ -24,8 +24,7 @@ from halrp.errors import DivergedError, SettingError
 from halrp.method.protocols import Importance
 from halrp.model.base import evaluating
 from halrp.model.layers.registry import family_for, moments_rule
-from halrp.objectives import classification
-from halrp.training.batches import Data
+from halrp.training.batches import Data, loss_of
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
@@ -185,7 +184,7 @@ def _gradients(module: nn.Module, weights: Mapping[str, Tensor], data: Data, bat
     names = list(weights)
     for x, y in data.batches(batch, None):
         with differentiable(module):
-            loss = classification.loss(module(x), y)
+            loss = loss_of(data, module, x, y)
             gradients = torch.autograd.grad(loss, [weights[name] for name in names], allow_unused=True)
         yield {n: at_least_float32(g) for n, g in zip(names, gradients, strict=True) if g is not None}, y.shape[0]
 

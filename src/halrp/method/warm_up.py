@@ -50,7 +50,7 @@ class WarmUp:
     ) -> Starts:
         """Return where fine-tuning starts, by view, and what the task owns in any case."""
         # Warm up: train a copy of the base freely, to see where the task wants to go.
-        data, net = run.data, base.trainable(run.data.classes, *run.seed_key)
+        data, net = run.data, base.trainable(run.data.width, *run.seed_key)
         everything = Group([parameter for parameter in net.parameters() if parameter.requires_grad])
         weights = base.adapted_weights()
         free = {n: p for n, p in net.named_parameters() if n in weights}

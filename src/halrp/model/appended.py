@@ -14,6 +14,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from halrp.errors import HeadError, ModelError
+from halrp.model.call import Call, Pick
 from halrp.model.layers.head import APPENDED, HeadName, unfit
 from halrp.model.layout import Layout
 from halrp.model.wrappers import unwrapped
@@ -24,10 +25,10 @@ LINEAR, MODULE = APPENDED
 class WithHead(nn.Module):
     """A model, and a head that is applied to its outputs."""
 
-    def __init__(self, model: nn.Module, head: nn.Module) -> None:
-        """Hold both."""
+    def __init__(self, model: nn.Module, head: nn.Module, output: Pick = None) -> None:
+        """Hold both; `output` picks the features in what the model gives."""
         super().__init__()
-        self.model = model
+        self.model, self._features = model, Call(output)
         self.appended = LINEAR if type(head) is nn.Linear else MODULE
         self.add_module(self.appended, head)
 
@@ -36,22 +37,22 @@ class WithHead(nn.Module):
         """A function with the parameters of the model's own, as torch.export names inputs by them."""
 
         def forward(*inputs: Any, **named: Any) -> Any:
-            features = self.model(*inputs, **named)
-            if not isinstance(features, Tensor):
+            given = self.model(*inputs, **named)
+            if self._features.output is None and not isinstance(given, Tensor):
                 raise ModelError(
-                    f"the model gives a {type(features).__name__}, but a head on top of it needs one tensor of "
-                    "features; wrap the model so that it returns one, such as the mean of its last hidden states"
+                    f"the model gives a {type(given).__name__}, but a head on top of it needs one tensor of features; "
+                    "say which: Learner(..., output='last_hidden_state', a position, or a function)"
                 )
-            return getattr(self, self.appended)(features)
+            return getattr(self, self.appended)(self._features.pick(given))
 
         cast(Any, forward).__signature__ = inspect.signature(self.model.forward)
         return forward
 
 
-def with_head(model: nn.Module, head: nn.Module | HeadName) -> tuple[nn.Module, HeadName]:
+def with_head(model: nn.Module, head: nn.Module | HeadName, output: Pick = None) -> tuple[nn.Module, HeadName]:
     """The model inside its wrappers, with a head on top if `head` is a module, and the head's name in it.
 
-    The head is copied, to the model's device.
+    The head is copied, to the model's device. `output` picks the features that it takes.
     """
     if not isinstance(head, nn.Module):
         model, name = unwrapped(model, head if isinstance(head, str) else None)
@@ -62,12 +63,12 @@ def with_head(model: nn.Module, head: nn.Module | HeadName) -> tuple[nn.Module, 
     if reason := unfit(head):
         raise HeadError(f"the head that is put on top of the model {reason}")
     device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), None)
-    joined = WithHead(model, copy.deepcopy(head).to(device))
+    joined = WithHead(model, copy.deepcopy(head).to(device), output)
     return joined.train(model.training), joined.appended
 
 
 def as_stored(
-    model: nn.Module, name: str, layouts: Iterable[Layout], head: nn.Module | None = None
+    model: nn.Module, name: str, layouts: Iterable[Layout], head: nn.Module | None = None, output: Pick = None
 ) -> tuple[nn.Module, HeadName]:
     """A user's model as a store with this head holds it: with a head on top if its tasks have one there.
 
@@ -85,7 +86,7 @@ def as_stored(
         raise HeadError(
             "the store's tasks have a head of yours on top of the model; give it: Learner.load(..., head=...)"
         )
-    joined = with_head(model, linear if head is None else head)
+    joined = with_head(model, linear if head is None else head, output)
     if joined[1] != name:
         wanted = "an nn.Linear" if name == LINEAR else "another module"
         raise HeadError(f"head=...: the head on top of the model is a {type(head).__name__}, the store's is {wanted}")

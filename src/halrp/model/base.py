@@ -6,7 +6,7 @@ what a task owns in a trained copy, and applies a task's delta to itself. It nev
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from threading import Lock
@@ -16,7 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from halrp import seeding
+from halrp.model import batch as tree
 from halrp.model import copy_on_write, views
+from halrp.model.batch import Batch
+from halrp.model.call import Call
 from halrp.model.delta import Delta
 from halrp.model.factors import Factors
 from halrp.model.layers.head import outputs_of
@@ -41,10 +44,12 @@ class Base:
         initial: Base | None = None,
         *,
         counts_head: bool = True,
+        call: Call | None = None,
     ) -> None:
         """Freeze a module in place; the caller hands it over. It may share tensors with the base `initial`.
 
-        `counts_head` says whether the fingerprint is also of the head's parameters.
+        `counts_head` says whether the fingerprint is also of the head's parameters, `call` how batches reach the model;
+        by default as in the base `initial`.
         """
         module.zero_grad(set_to_none=True)
         self.module = set_memory_format(module, channels_last).requires_grad_(False).eval()
@@ -54,7 +59,8 @@ class Base:
         self.plan = plan
         self.channels_last = channels_last
         self.counts_head = counts_head
-        self._interactions: dict[tuple[torch.Size, torch.dtype], str] = {}
+        self.call: Call = call or (Call() if initial is None else initial.call)
+        self._interactions: dict[Hashable, str] = {}
         self._tracing = Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -238,13 +244,13 @@ class Base:
             family_for(module).prepare_mixed(path, module)
         return net
 
-    def interaction(self, x: Tensor) -> str:
+    def interaction(self, x: Batch) -> str:
         """Why rows of batches like x may interact in the model, decided once by its structure; empty if they do not."""
-        key = x.shape[1:], x.dtype
+        key = tree.kind(x)
         with self._tracing:
             if key not in self._interactions:
                 try:
-                    self._interactions[key] = interaction(self.row_wise_copy(), x, self._changed_layers)
+                    self._interactions[key] = interaction(self.row_wise_copy(), self.call, x, self._changed_layers)
                 except NotRowWise as reason:
                     self._interactions[key] = str(reason)
         return self._interactions[key]
@@ -255,10 +261,15 @@ class Base:
         changed = (p for p in self.plan.parameters.values() if p.kind != "shared")
         return {alias.rpartition(".")[0] for parameter in changed for alias in parameter.aliases}
 
-    def prepare_inputs(self, x: Tensor) -> Tensor:
+    def prepare_inputs(self, x: Batch) -> Batch:
         """Inputs on the base's device, in the memory format in which its convolutions are fastest."""
-        x = x.to(self.device)
-        return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.dim() == 4 else x
+
+        def move(tensor: Tensor) -> Tensor:
+            moved = tensor.to(self.device)
+            wanted = self.channels_last and moved.dim() == 4
+            return moved.contiguous(memory_format=torch.channels_last) if wanted else moved
+
+        return tree.tree_map(move, x)
 
 
 def set_memory_format(net: nn.Module, channels_last: bool) -> nn.Module:

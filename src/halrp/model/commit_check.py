@@ -20,12 +20,16 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from halrp import seeding
-from halrp.errors import DataError, HeadError, ModelError
+from halrp.errors import DataError, HalrpError, HeadError, ModelError, SettingError
 from halrp.model import attributes, views
+from halrp.model import batch as tree
 from halrp.model.base import Base
+from halrp.model.batch import Batch
+from halrp.model.call import Call
 from halrp.model.factors import Factors
 from halrp.model.precision import forward_precision
 from halrp.model.usable import base_problem
+from halrp.objectives import Classification, Objective
 
 
 @dataclass(frozen=True)
@@ -33,57 +37,71 @@ class CommitCheck:
     """The check of one task: its name, a few of its rows, and the precision of its forward passes."""
 
     task: str
-    classes: int
-    first: Tensor
-    second: Tensor
+    width: int
+    """That of the task's head."""
+    first: Batch
+    second: Batch
     """Other rows, of the same shape."""
+    targets: Tensor
+    """Of the first rows."""
     autocast: str | None
+    call: Call
+    objective: Objective
 
     @staticmethod
-    def of(task: str, classes: int, x: Tensor, autocast: str | None) -> CommitCheck:
+    def of(
+        task: str,
+        width: int,
+        batch: tuple[Batch, Tensor],
+        autocast: str | None,
+        call: Call | None = None,
+        objective: Objective | None = None,
+    ) -> CommitCheck:
         """Take two rows, and two others if there are any, from a batch of the task."""
-        count = min(2, len(x))
-        first, second = x[:count].clone(), x[-count:].clone()
-        if len(x) < 2 * count and x.dim() > 1:
-            second = first.flip(-1)
-        return CommitCheck(task, classes, first, second, autocast)
+        x, y = batch
+        count = min(2, tree.rows(x))
+        first, second = (tree.tree_map(torch.clone, tree.take(x, part)) for part in (slice(count), slice(-count, None)))
+        if tree.rows(x) < 2 * count:
+            second = tree.tree_map(lambda t: t.flip(-1) if t.dim() > 1 else t, first)
+        return CommitCheck(
+            task, width, first, second, y[:count], autocast, call or Call(), objective or Classification(width)
+        )
 
-    def before_training(self, base: Base, val: Tensor | None, *seed_key: object) -> None:
+    def before_training(self, base: Base, val: tuple[Batch, Tensor] | None, *seed_key: object) -> None:
         """Refuse a model that cannot be treated correctly, as far as that shows without training it.
 
-        `val` are rows of the validation data, which the model must be able to take too.
+        `val` are rows of the validation data, which the model must be able to take too, and their targets.
         """
         problem = base_problem(base.tensors, dict(base.module.named_buffers()))
         if problem:
             raise ModelError(
                 f"{self.task}: {problem}: the model cannot be learned on; initialise it, or load its weights"
             )
-        net = base.owning_copy(self.classes, *seed_key).eval()
+        net = base.owning_copy(self.width, *seed_key).eval()
         self._refuse_outside_parameters(net)
-        for part, rows in (("train", self.first), ("val", val)):
+        for part, rows in (("train", (self.first, self.targets)), ("val", val)):
             if rows is not None:
-                self._refuse_outputs(net, base.plan.output, rows, f"{self.task}: {part}")
+                self._refuse_outputs(net, base.plan.output, *rows, f"{self.task}: {part}")
         self._refuse_changes(net)
         with seeding.isolated("commit check", device=base.device), torch.no_grad():
-            net.train()
-            try:
-                outputs = self._outputs(net, self.first)
-            except (RuntimeError, ValueError, IndexError):
-                return  # training will show the error, with the whole batch
-        if not isinstance(outputs, Tensor):
+            plain, training = (self._given(net.train(mode)) for mode in (False, True))
+        if training is None:
+            return  # training will show the error, with the whole batch
+        if isinstance(plain, Tensor) and not isinstance(training, Tensor):
             raise ModelError(
-                f"{self.task}: in training mode the model gives a {type(outputs).__name__}, not the logits alone; "
+                f"{self.task}: in training mode the model gives a {type(training).__name__}, not the logits alone; "
                 "switch its auxiliary outputs off (such as aux_logits=False), or wrap it so that it returns the logits"
             )
-        self._compare(net.eval(), restored(base, net, self.classes))
+        self.call.pick(training)
+        self._compare(net.eval(), restored(base, net, self.width))
 
     def base(self, initial: Base, net: nn.Module) -> None:
         """Refuse a trained base that would come back from a store as another network."""
-        self._check(net, restored(initial, net, self.classes))
+        self._check(net, restored(initial, net, self.width))
 
     def delta(self, base: Base, net: nn.Module, factors: Mapping[str, Factors], owned: Mapping[str, Tensor]) -> None:
         """Refuse a task whose factors and owned tensors do not make the network that was fine-tuned."""
-        self._check(net, views.task_view(base.module, base.plan, factors, owned, self.classes))
+        self._check(net, views.task_view(base.module, base.plan, factors, owned, self.width))
 
     def gradients(self, weights: Mapping[str, Tensor], without: Iterable[Tensor]) -> None:
         """Refuse weights that training never reached; `without` are the parameters that never had a gradient."""
@@ -102,9 +120,17 @@ class CommitCheck:
         self._compare(trained.eval(), form)
         self._refuse_changes(form)
 
-    def _outputs(self, net: nn.Module, x: Tensor) -> Any:
-        with torch.no_grad(), forward_precision(self.autocast, x.device):
-            return net(x.clone())
+    def _given(self, net: nn.Module) -> Any:
+        """All that a network gives for the first rows, or None if it fails."""
+        try:
+            with forward_precision(self.autocast, tree.device_of(self.first)):
+                return self.call.given(net, tree.tree_map(torch.clone, self.first))
+        except (RuntimeError, ValueError, IndexError):
+            return None
+
+    def _outputs(self, net: nn.Module, x: Batch) -> Tensor:
+        with torch.no_grad(), forward_precision(self.autocast, tree.device_of(x)):
+            return self.call(net, tree.tree_map(torch.clone, x))
 
     def _refuse_outside_parameters(self, net: nn.Module) -> None:
         """Raise if a network computes with parameters that are not its own, before they are computed with."""
@@ -124,29 +150,46 @@ class CommitCheck:
                 "attribute (nn.ModuleList for several) and call it from forward"
             )
 
-    def _refuse_outputs(self, net: nn.Module, head: str, x: Tensor, name: str) -> None:
-        """Raise unless a network gives one logit per class for rows; `name` names them."""
+    def _refuse_outputs(self, net: nn.Module, head: str, x: Batch, y: Tensor, name: str) -> None:
+        """Raise unless a network gives outputs for rows that the objective can compare with targets."""
         try:
-            logits = self._outputs(net, x)
-        except (RuntimeError, IndexError) as error:
-            types = sorted({str(p.dtype) for p in net.parameters() if p.is_floating_point()})
-            if x.is_floating_point() and types and str(x.dtype) not in types:
-                raise DataError(
-                    f"{name}: the inputs are {x.dtype}, the model computes in {' and '.join(types)} ({error}); "
-                    f"convert them, such as x.to({types[0]})"
-                ) from error
+            outputs = self._outputs(net, x)
+        except HalrpError as error:
+            raise type(error)(f"{name}: {error}") from error
+        except (RuntimeError, IndexError, TypeError, KeyError) as error:
+            self._refuse_type(net, x, name, error)
             raise ModelError(
-                f"{name}: with a head of {self.classes} classes at {head!r} the model fails on inputs of shape "
-                f"{tuple(x.shape)} and type {x.dtype} ({error}); check the inputs, and that {head!r} is the "
-                "layer that makes the logits"
+                f"{name}: with a head of {self.width} classes at {head!r} the model fails on inputs of "
+                f"{tree.describe(x)} ({error}); check the inputs, and that {head!r} is the layer that makes the logits"
             ) from error
-        got = f"outputs of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
-        if not isinstance(logits, Tensor) or logits.shape != (x.shape[0], self.classes):
+        problem = self.objective.refuse_outputs(outputs, tree.rows(x), self.width)
+        if problem:
             raise HeadError(
-                f"{name}: with a head of {self.classes} classes at {head!r} the model gives {got}, not a tensor "
-                f"of shape {(x.shape[0], self.classes)}; name the layer that makes the logits with "
-                "Learner(..., head=...)"
+                f"{name}: with a head of {self.width} classes at {head!r} the model gives {problem}; name the layer "
+                "that makes the logits with Learner(..., head=...), or the part of its outputs with output=..."
             )
+        try:
+            loss, score = (f(outputs, y) for f in (self.objective.loss, self.objective.score))
+        except HalrpError:
+            raise
+        except Exception as error:
+            raise DataError(
+                f"{name}: {self.objective!r} cannot compare outputs of shape {tuple(outputs.shape)} with targets of "
+                f"shape {tuple(y.shape)} and type {y.dtype} ({type(error).__name__}: {error})"
+            ) from error
+        for label, value in (("loss", loss), ("score", score)):
+            if not isinstance(value, Tensor) or value.dim() != 0:
+                raise SettingError(f"{self.objective!r}: its {label} gives {value!r}, not a tensor with one number")
+
+    def _refuse_type(self, net: nn.Module, x: Batch, name: str, error: Exception) -> None:
+        """Raise if the inputs are of another floating type than the model, which is why it fails."""
+        types = sorted({str(p.dtype) for p in net.parameters() if p.is_floating_point()})
+        given = {str(t.dtype) for t in tree.leaves(x) if t.is_floating_point()}
+        if self.call.transform is None and types and given - set(types):
+            raise DataError(
+                f"{name}: the inputs are {' and '.join(sorted(given))}, the model computes in {' and '.join(types)} "
+                f"({error}); convert them, such as x.to({types[0]})"
+            ) from error
 
     def _refuse_changes(self, net: nn.Module) -> None:
         """Raise if evaluating a network changes its buffers, or what it gives for the same rows later."""
@@ -186,10 +229,10 @@ class CommitCheck:
             raise ModelError(f"{self.task}: what training made of the model cannot be stored: {reason}")
 
 
-def restored(initial: Base, net: nn.Module, classes: int) -> nn.Module:
+def restored(initial: Base, net: nn.Module, width: int) -> nn.Module:
     """The network that a store would give back: the initial model with the trained network's parameters and buffers."""
     form = views.shared_copy(initial.module)
-    views.replace_output(form, initial.module, initial.plan, classes, torch.device("meta"))
+    views.replace_output(form, initial.module, initial.plan, width, torch.device("meta"))
     trained = [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)]
     ours = [*form.named_parameters(remove_duplicate=False), *form.named_buffers(remove_duplicate=False)]
     other = sorted({name for name, _ in trained} ^ {name for name, _ in ours})
@@ -212,9 +255,9 @@ def _frozen(net: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: Tensor, b: Tensor) -> bool:
     """Whether outputs are the same bits; on other devices than the processor, up to the rounding of other kernels."""
-    if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or a.shape != b.shape or a.dtype != b.dtype:
+    if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if a.device.type == "cpu":
         return bool(((a == b) | (a.isnan() & b.isnan())).all())

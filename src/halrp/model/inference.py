@@ -5,6 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from halrp.errors import BatchOfOneError
+from halrp.model import batch as tree
+from halrp.model.batch import Batch
+from halrp.model.call import Call
 from halrp.model.delta import Delta
 from halrp.model.layers.norm import uses_batch_statistics
 from halrp.model.precision import forward_precision
@@ -29,13 +32,13 @@ def inference_batches(model: nn.Module, rows: int, batch: int) -> list[int] | in
     return batch_sizes(rows, batch) if rows > batch and normalises_by_batch(model) else batch
 
 
-def task_logits(module: nn.Module, x: Tensor, delta: Delta) -> Tensor:
+def task_logits(module: nn.Module, call: Call, x: Batch, delta: Delta) -> Tensor:
     """The logits of a task from its module in the task's precision, or the reason why a single row has none."""
     try:
-        with forward_precision(delta.autocast, x.device):
-            logits: Tensor = module(x)
+        with forward_precision(delta.autocast, tree.device_of(x)):
+            logits = call(module, x)
     except ValueError as error:
-        if len(x) != 1 or not normalises_by_batch(module):
+        if tree.rows(x) != 1 or not normalises_by_batch(module):
             raise
         task = repr(delta.task) if delta.task else "the base's own task"
         raise BatchOfOneError(

@@ -25,7 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from halrp.errors import DataError
+from halrp.model import batch as tree
 from halrp.model.base import Base
+from halrp.model.batch import Batch
 from halrp.model.delta import Delta
 from halrp.model.inference import inference_batches, task_logits
 from halrp.model.layers.mixed_head import mixed_head, output_dimension
@@ -84,36 +86,36 @@ class MixedModule:
         """Why some batches are computed task by task; empty as long as one pass serves."""
         return next(chain(self._reasons.values(), self._alone.values()), "")
 
-    def __call__(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Logits of x (N, ...), where rows (N,) holds the index of each row's task.
+    def __call__(self, x: Batch, rows: Tensor) -> Tensor:
+        """Logits of N rows of x, where rows (N,) holds the index of each row's task.
 
         The result is as wide as the widest task among the rows, and −inf where a row's task has no such class. Classes
         are the second dimension if a convolution makes them, (N, classes, H, W), and otherwise the last.
         """
-        return self.batched(x, rows, len(x))
+        return self.batched(x, rows, tree.rows(x))
 
-    def batched(self, x: Tensor, rows: Tensor, batch: int) -> Tensor:
+    def batched(self, x: Batch, rows: Tensor, batch: int) -> Tensor:
         """The same for any number of rows, about `batch` of them at a time.
 
         In one pass a batch is the next rows whose tasks have the same precision. Task by task it is the next rows of
         one task, so that a row is in the same batch as if its task had been passed alone.
         """
-        tasks = torch.tensor(self._tasks(x, rows))
-        with torch.no_grad(), forward_precision(None, x.device):
+        tasks, device = torch.tensor(self._tasks(x, rows)), tree.device_of(x)
+        with torch.no_grad(), forward_precision(None, device):
             kinds = [(self._deltas[task].autocast, task in self._alone) for task in tasks.tolist()]
             groups = [
                 torch.tensor([n for n, each in enumerate(kinds) if each == kind]) for kind in dict.fromkeys(kinds)
             ]
             if len(groups) == 1:
                 return self._one_precision(x, tasks, batch)
-            logits = [self._one_precision(x[group.to(x.device)], tasks[group], batch) for group in groups]
-            return _concatenate(logits)[torch.cat(groups).argsort().to(x.device)]
+            logits = [self._one_precision(tree.take(x, group.to(device)), tasks[group], batch) for group in groups]
+            return _concatenate(logits)[torch.cat(groups).argsort().to(device)]
 
-    def _tasks(self, x: Tensor, rows: Tensor) -> list[int]:
+    def _tasks(self, x: Batch, rows: Tensor) -> list[int]:
         """The index of each row's task, checked."""
-        if rows.shape != x.shape[:1] or not len(rows) or rows.dtype not in (torch.int64, torch.int32):
+        if rows.shape != (tree.rows(x),) or not len(rows) or rows.dtype not in (torch.int64, torch.int32):
             raise DataError(
-                f"rows of shape {tuple(rows.shape)} and type {rows.dtype} for inputs of shape {tuple(x.shape)}: "
+                f"rows of shape {tuple(rows.shape)} and type {rows.dtype} for inputs of {tree.describe(x)}: "
                 "give the index of a task, an integer, for each of one row or more"
             )
         indices = rows.tolist()
@@ -124,16 +126,16 @@ class MixedModule:
 
     # ---- rows whose tasks have one precision --------------------------------------------------------------------
 
-    def _one_precision(self, x: Tensor, tasks: Tensor, batch: int) -> Tensor:
+    def _one_precision(self, x: Batch, tasks: Tensor, batch: int) -> Tensor:
         """Logits of rows (N,) of tasks that compute in the same precision: in one pass if that is right."""
-        precision, kind = self._deltas[int(tasks[0])].autocast, (x.shape[1:], x.dtype)
+        precision, kind = self._deltas[int(tasks[0])].autocast, tree.kind(x)
         alone = self._net is None or int(tasks[0]) in self._alone
         if alone or kind in self._reasons or len(tasks.unique()) == 1:
             return self._task_by_task(x, tasks, batch)
         reason = self._base.interaction(x)
         if not reason:
             try:
-                with forward_precision(precision, x.device):
+                with forward_precision(precision, tree.device_of(x)):
                     return self._in_one_pass(cast(nn.Module, self._net), x, tasks, batch)
             except Exception as error:  # of any kind: the tasks' own modules show whether the input is at fault
                 reason = _reason(error)
@@ -141,19 +143,19 @@ class MixedModule:
         self._reasons[kind] = reason
         return logits
 
-    def _in_one_pass(self, net: nn.Module, x: Tensor, tasks: Tensor, batch: int) -> Tensor:
+    def _in_one_pass(self, net: nn.Module, x: Batch, tasks: Tensor, batch: int) -> Tensor:
         """Batch after batch of rows; of the first of its kind the result is compared with that of the tasks' modules.
 
         The comparison only decides: what is returned is the one pass, as in every later call.
         """
-        kind, parts = (x.shape[1:], x.dtype), []
-        for part, of in zip(x.split(batch), tasks.split(batch), strict=True):
+        kind, device, parts = tree.kind(x), tree.device_of(x), []
+        for part, of in zip(tree.split(x, batch), tasks.split(batch), strict=True):
             order = of.argsort(stable=True)
-            rows, positions = Rows(of[order].tolist(), x.device), order.to(x.device)
+            rows, positions = Rows(of[order].tolist(), device), order.to(device)
             if len(rows.groups) == 1:
                 parts.append(self._one_task(part, rows.groups[0][0]))
                 continue
-            logits = self._one_pass(net, part[positions], rows)[positions.argsort()]
+            logits = self._one_pass(net, tree.take(part, positions), rows)[positions.argsort()]
             if kind not in self._compared:
                 expected = self._task_by_task(part, of, batch)
                 reason = _disagreement(logits, expected, self._deltas[int(of[0])].autocast)
@@ -163,11 +165,11 @@ class MixedModule:
             parts.append(logits)
         return _concatenate(parts)
 
-    def _one_pass(self, net: nn.Module, x: Tensor, rows: Rows) -> Tensor:
+    def _one_pass(self, net: nn.Module, x: Batch, rows: Rows) -> Tensor:
         """All rows, sorted by task, in one pass."""
         token = ROWS.set(rows)
         try:
-            logits: Tensor = net(x)
+            logits = self._base.call(net, x)
         finally:
             ROWS.reset(token)
         widths = [self._classes[task] for task, _ in rows.groups]
@@ -177,21 +179,22 @@ class MixedModule:
         if logits.shape[dimension] < max(widths):
             raise NotRowWise(f"the one pass gives outputs of shape {tuple(logits.shape)} for {max(widths)} classes")
         logits = logits.narrow(dimension, 0, max(widths))
-        classes = torch.tensor(self._classes, device=x.device)[rows.tasks]
-        absent = torch.arange(max(widths), device=x.device) >= classes[:, None]
+        classes = torch.tensor(self._classes, device=logits.device)[rows.tasks]
+        absent = torch.arange(max(widths), device=logits.device) >= classes[:, None]
         ones = [1] * (logits.dim() - 2)
         shape = [len(rows), *ones, max(widths)] if dimension > 1 else [len(rows), max(widths), *ones]
         return logits.masked_fill(absent.view(shape), -torch.inf)
 
-    def _task_by_task(self, x: Tensor, tasks: Tensor, batch: int) -> Tensor:
+    def _task_by_task(self, x: Batch, tasks: Tensor, batch: int) -> Tensor:
         """Batches of rows of one task after another."""
         groups = [(tasks == task).nonzero().flatten() for task in tasks.unique()]
         pieces = [part for group in groups for part in group.split(inference_batches(self._model, len(group), batch))]
-        logits = _concatenate([self._one_task(x[piece.to(x.device)], int(tasks[piece[0]])) for piece in pieces])
-        return logits[torch.cat(pieces).argsort().to(x.device)]
+        device = tree.device_of(x)
+        logits = _concatenate([self._one_task(tree.take(x, p.to(device)), int(tasks[p[0]])) for p in pieces])
+        return logits[torch.cat(pieces).argsort().to(device)]
 
-    def _one_task(self, x: Tensor, task: int) -> Tensor:
-        return task_logits(self._view(task), x, self._deltas[task])
+    def _one_task(self, x: Batch, task: int) -> Tensor:
+        return task_logits(self._view(task), self._base.call, x, self._deltas[task])
 
     def _view(self, task: int) -> nn.Module:
         return self._module_of(self._deltas[task])

@@ -17,9 +17,12 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils import _pytree as pytree
 
+from halrp.model import batch as tree
+from halrp.model.batch import Batch
+from halrp.model.call import Call
 from halrp.model.layers.groupwise import GroupwiseRule
 from halrp.model.layers.registry import rule_for
 from halrp.model.precision import forward_precision
@@ -28,14 +31,14 @@ from halrp.model.row_tracker import Functions, Tracker
 from halrp.model.rows import NotRowWise
 
 
-def interaction(model: nn.Module, example: Tensor, changed: Container[str]) -> str:
+def interaction(model: nn.Module, call: Call, example: Batch, changed: Container[str]) -> str:
     """Why the rows of batches like `example` may interact in a model; empty if they are independent.
 
-    The model must be the caller's own copy: its layers are replaced. `changed` has the paths of layers that tasks
-    change.
+    The model must be the caller's own copy: its layers are replaced. `call` says how a batch reaches it. `changed` has
+    the paths of layers that tasks change.
     """
     try:
-        return _trace(model, example, changed)
+        return _trace(model, call, example, changed)
     except NotRowWise as reason:
         return str(reason)
     except Exception as error:  # whatever the model does with such a batch: it is not known to be right
@@ -43,26 +46,31 @@ def interaction(model: nn.Module, example: Tensor, changed: Container[str]) -> s
         return f"the model cannot be traced without numbers ({type(error).__name__}: {lines[0][:160]})"
 
 
-def _trace(model: nn.Module, example: Tensor, changed: Container[str]) -> str:
+def _trace(model: nn.Module, call: Call, example: Batch, changed: Container[str]) -> str:
     # Not at the top: most programs never mix tasks, and these modules take long to import.
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
     shapes = ShapeEnv()
     fake = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
-    sizes: Any = [DimDynamic.DYNAMIC, *(DimDynamic.STATIC for _ in example.shape[1:])]
-    x = fake.from_tensor(example, symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes))
-    tracker = Tracker(x)
+    first = tree.leaves(example)[0]
+    sizes: Any = [DimDynamic.DYNAMIC, *(DimDynamic.STATIC for _ in first.shape[1:])]
+    traced = fake.from_tensor(first, symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes))
+    with fake:  # all tensors of a batch have the same number of rows, and so the same symbol
+        batch = tree.tree_map(
+            lambda t: traced if t is first else t.new_empty((traced.shape[0], *t.shape[1:]), device=t.device), example
+        )
+    tracker = Tracker(tree.leaves(batch))
     for path, module in model.named_modules():
         rule = rule_for(module)
         if path in changed or (rule is not None and "mixed" not in rule.lacks):
             module.__dict__["forward"] = _Layer(tracker, path, module, path in changed)
-    with torch.no_grad(), forward_precision(None, example.device), fake, tracker, Functions(tracker):
-        y = model(x)
+    with torch.no_grad(), forward_precision(None, first.device), fake, tracker, Functions(tracker):
+        y = call(model, batch)
     if shapes.guards or shapes.replacements:
         guard = shapes.guards[0].expr if shapes.guards else "one number serves"
         return f"the model looks at the number of rows ({guard})"
-    if not isinstance(y, Tensor) or tracker.row_dim(y) != FIRST:
+    if tracker.row_dim(y) != FIRST:
         return "the outputs do not have the rows in their first dimension"
     return ""
 

@@ -29,14 +29,15 @@ _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 class Tracker(TorchDispatchMode):
     """Follows the rows of one batch through the operations of a model."""
 
-    def __init__(self, x: Tensor) -> None:
+    def __init__(self, leaves: Sequence[Tensor]) -> None:
         super().__init__()
-        self.rows: Any = x.shape[0]
+        self.rows: Any = leaves[0].shape[0]
         """The symbol of their number."""
         self._paused = False
         self._known: dict[int, tuple[Tensor, RowDim]] = {}
         """Tensors with rows, by id; they are referred to here so that no id is used twice."""
-        self.set(x, FIRST)
+        for leaf in leaves:
+            self.set(leaf, FIRST)
 
     def row_dim(self, tensor: object) -> RowDim | None:
         """The rows of a tensor; None if it has none."""

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from halrp.errors import DataError, UnknownTaskError
+from halrp.model import batch as tree
 from halrp.model.base import Base
+from halrp.model.batch import Batch
 from halrp.model.delta import Delta
 from halrp.model.inference import inference_batches, task_logits
 from halrp.model.mixed import MixedModule
@@ -26,7 +28,8 @@ class Predictor:
         learned = next((delta for delta in tasks.values() if delta.is_base), base.task)
         self._base_task = base.task
         if learned is not base.task:
-            self._base_task = replace(base.task, autocast=learned.autocast, class_names=learned.class_names)
+            same = {name: getattr(learned, name) for name in ("autocast", "class_names", "objective")}
+            self._base_task = replace(base.task, **same)
         self._mixed: MixedModule | None = None
         self._residents: ResidentModules = ResidentModules(base) if earlier is None else earlier._residents
         self._residents.forget_all_but([*tasks.values(), self._base_task])
@@ -40,25 +43,26 @@ class Predictor:
             raise UnknownTaskError(f"no task named {task!r} has been learned; learned: {known}")
         return self._tasks[task]
 
-    def predict(self, x: Tensor, task: str | None, batch: int) -> Tensor:
-        """Logits (N, classes) of x (N, ...) for one task."""
-        delta = self.delta(task)
+    def predict(self, x: Batch, task: str | None, batch: int) -> Tensor:
+        """Outputs (N, ...) of N rows of x for one task."""
+        delta, call = self.delta(task), self._base.call
         module = self._residents.module(delta)
-        if len(x) <= batch:
-            return task_logits(module, x, delta)
-        sizes = inference_batches(module, len(x), batch)
-        with forward_precision(None, x.device):  # joining batches is not part of a forward pass
-            return torch.cat([task_logits(module, rows, delta) for rows in x.split(sizes)])
+        rows = tree.rows(x)
+        if rows <= batch:
+            return task_logits(module, call, x, delta)
+        sizes = inference_batches(module, rows, batch)
+        with forward_precision(None, tree.device_of(x)):  # joining batches is not part of a forward pass
+            return torch.cat([task_logits(module, call, part, delta) for part in tree.split(x, sizes)])
 
-    def predict_mixed(self, x: Tensor, tasks: Sequence[str | None], batch: int) -> Tensor:
-        """Logits of x (N, ...) for the task of each row, as wide as the widest of them, (N, classes)."""
-        if len(tasks) != x.shape[0]:
-            raise DataError(f"predict: {len(tasks)} tasks for {x.shape[0]} rows; name one for each row")
+    def predict_mixed(self, x: Batch, tasks: Sequence[str | None], batch: int) -> Tensor:
+        """Outputs of N rows of x for the task of each, as wide as the widest of them, (N, ...)."""
+        if len(tasks) != tree.rows(x):
+            raise DataError(f"predict: {len(tasks)} tasks for {tree.rows(x)} rows; name one for each row")
         for name in dict.fromkeys(tasks):
             self.delta(name)
         names = [None, *self._tasks]
         if self._mixed is None:
             self._mixed = MixedModule(self._base, [self.delta(name) for name in names], self._residents.module)
         position = {name: index for index, name in enumerate(names)}
-        rows = torch.tensor([position[name] for name in tasks], device=x.device)
+        rows = torch.tensor([position[name] for name in tasks], device=tree.device_of(x))
         return self._mixed.batched(x, rows, batch)

@@ -1,13 +1,13 @@
-"""What can be known of a `DataLoader` before anything is trained on it: batches, labels and content.
+"""What can be known of a `DataLoader` before anything is trained on it: batches, targets and content.
 
-The sizes of batches follow from torch's own samplers without reading. Labels and content need one pass.
+The sizes of batches follow from torch's own samplers without reading. Targets and content need one pass.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,28 +21,31 @@ from torch.utils.data import (
     default_collate,
 )
 
+from halrp.model import batch as tree
+from halrp.model.batch import Batch
+
 _SAMPLERS = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
-class Scan(NamedTuple):
-    """What one pass over a loader shows."""
+class Scan:
+    """What one pass over a loader shows: the sizes of its batches, and a hash of its examples."""
 
-    sizes: tuple[int, ...]
-    """Examples in each batch."""
-    labels: Tensor
-    """Those that occur, in order."""
-    content: str
-    """A hash of the examples."""
+    def __init__(self, ordered: bool) -> None:
+        """Begin; `ordered` says whether the hash depends on the order of the examples."""
+        self.sizes: list[int] = []
+        """Examples in each batch so far."""
+        self._content = Content(ordered)
 
+    def targets(self, pairs: Iterable[tuple[Batch, Tensor]]) -> Iterator[Tensor]:
+        """Yield the targets of the checked batches of a loader."""
+        for x, y in pairs:
+            self.sizes.append(y.shape[0])
+            self._content.add(x, y)
+            yield y
 
-def scan(pairs: Iterable[tuple[Tensor, Tensor]], ordered: bool) -> Scan:
-    """Go over the checked batches of a loader once; `ordered` says whether the hash depends on their order."""
-    sizes, labels, content = [], [torch.zeros(0, dtype=torch.long)], Content(ordered)
-    for x, y in pairs:
-        sizes.append(y.shape[0])
-        labels.append(y.detach().cpu().long().unique())
-        content.add(x, y)
-    return Scan(tuple(sizes), torch.cat(labels).unique(), content.digest())
+    def digest(self) -> str:
+        """A hash of the examples so far."""
+        return self._content.digest()
 
 
 def foreseen_sizes(loader: DataLoader[Any]) -> tuple[int, ...] | None:
@@ -71,12 +74,12 @@ class Content:
         """Begin with no examples."""
         self._ordered, self._sum, self._chain = ordered, 0, hashlib.sha256()
 
-    def add(self, x: Tensor, y: Tensor) -> None:
+    def add(self, x: Batch, y: Tensor) -> None:
         """Add the examples of a batch."""
-        kind = f"{x.dtype}\x1f{tuple(x.shape[1:])}\x1f".encode()
-        labels = y.detach().cpu().long().tolist()
-        for row, label in zip(_bytes_of_rows(x), labels, strict=True):
-            digest = hashlib.sha256(kind + str(label).encode() + b"\x1f" + row).digest()
+        named = [*tree.named_leaves(x), ("y", y)]
+        kind = "\x1f".join(f"{path} {t.dtype} {tuple(t.shape[1:])}" for path, t in named).encode()
+        for parts in zip(*(_bytes_of_rows(tensor) for _, tensor in named), strict=True):
+            digest = hashlib.sha256(kind + b"\x1f".join(parts)).digest()
             if self._ordered:
                 self._chain.update(digest)
             else:

@@ -21,15 +21,18 @@ import torch
 from torch import Tensor, nn
 
 from halrp import seeding
-from halrp.errors import CheckpointWarning, DataError, DivergedError, SettingError
+from halrp.errors import CheckpointWarning, DivergedError, SettingError
+from halrp.model.batch import Batch
 from halrp.objectives import classification
 from halrp.training import stopping
 from halrp.training.activations import recomputed_activations, refuse_activations
-from halrp.training.batches import Augment, Data, InMemory, Loaded, refuse_no_batch
+from halrp.training.augmented import refuse_unlike
+from halrp.training.batches import Augment, Data, InMemory, Loaded, loss_of
 from halrp.training.checkpoint import SMALL, Checkpoints
 from halrp.training.compiled import Compiled
 from halrp.training.groups import Group
 from halrp.training.optimiser_state import UnsavableError
+from halrp.training.prepare import refuse_no_batch
 from halrp.training.progress import Notify, Progress, Stop, StopTraining
 from halrp.training.recipe import Recipe, autocast
 from halrp.training.requirements import refuse_no_validation, refuse_unbalanced
@@ -53,8 +56,11 @@ class Stage:
     """The stage's name in progress reports, errors and checkpoints."""
 
 
+Loss = Callable[[nn.Module, Batch, Tensor], Tensor]
+
+
 def supervised_loss(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """The objective's loss of the module's outputs: mean cross-entropy."""
+    """Mean cross-entropy of a module's outputs."""
     return classification.loss(module(x), y)
 
 
@@ -62,8 +68,8 @@ def supervised_loss(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 class Hooks:
     """What a caller may change in a training. A hook that has a state must restore it itself after an interruption."""
 
-    loss: Callable[[nn.Module, Tensor, Tensor], Tensor] = supervised_loss
-    """`loss(module, x, y)`, a scalar tensor to minimise."""
+    loss: Loss | None = None
+    """`loss(module, x, y)`, a scalar tensor to minimise, a mean over examples; by default that of the objective."""
     augment: Augment | None = None
     """Changes the inputs of every batch."""
     after_backward: Callable[[], None] | None = None
@@ -111,7 +117,10 @@ class Training:
         self.module, self.data, self.recipe, self.stage = module, data, recipe, stage
         self.epochs, self.epoch = stage.epochs, 0
         self._hooks, self._notify, self._checkpoints = hooks, notify, checkpoints
-        self._loss = Compiled(hooks.loss) if recipe.compile else hooks.loss
+        loss: Loss = partial(loss_of, data) if hooks.loss is None else hooks.loss
+        self._loss = Compiled(loss) if recipe.compile else loss
+        self._weight = data.objective.weight if hooks.loss is None else len
+        """What a batch counts in means over several."""
         self._validate, self._stop = validate, Stop() if stop is None else stop
         self._stopping = None if recipe.patience is None else EarlyStopping(recipe.patience)
         # A loader has its own batch size, and no batch is larger than the task.
@@ -182,7 +191,8 @@ class Training:
 
     def _train_epoch(self) -> None:
         recipe, began = self.recipe, time.perf_counter()
-        total, seen = torch.zeros((), device=self._device), 0
+        total: Tensor = torch.zeros((), device=self._device)
+        seen: Tensor | int = 0
         reported = began
         seed_key = self.stage.seed_key
         with seeding.isolated(*seed_key, self.epoch, device=self._device):
@@ -190,18 +200,19 @@ class Training:
             noise = seeding.generator(*seed_key, "augment", self.epoch)
             batches = self.data.batches(recipe.batch, shuffle)
             for number, together in enumerate(_together(batches, recipe.accumulate)):
-                examples = sum(y.shape[0] for _, y in together)
+                weights = [self._weight(y) for _, y in together]
                 self._updates.begin()
-                for x, y in together:
-                    loss = self._backward(self._augmented(x, noise), y, examples)
-                    total += loss * y.shape[0]
-                    seen += y.shape[0]
+                for (x, y), weight in zip(together, weights, strict=True):
+                    share = weight / sum(weights) if len(weights) > 1 else 1.0
+                    loss = self._backward(self._augmented(x, noise), y, share)
+                    total += loss * weight
+                    seen += weight
                 self._updates.end(self._hooks.after_backward, self._hooks.after_step)
                 now = time.perf_counter()
                 if now - reported > self.REPORT_EVERY:
                     reported = now
                     self._report(number + 1, None, self._seconds + now - began)
-        mean = float(total) / max(seen, 1)
+        mean = float(total) / (float(seen) or 1.0)
         if not math.isfinite(mean):
             raise DivergedError(
                 f"{self.stage.task}: the loss became {mean} in epoch {self.epoch + 1} of {self.epochs} "
@@ -213,31 +224,21 @@ class Training:
         self._save()
         self._report(0, mean, self._seconds, validation)
 
-    def _backward(self, x: Tensor, y: Tensor, examples: int) -> Tensor:
-        """The loss of a batch out of a step's examples, its gradients added to those of the step."""
+    def _backward(self, x: Batch, y: Tensor, share: Tensor | float) -> Tensor:
+        """The loss of a batch, which is a share of a step; its gradients are added to those of the step."""
         with autocast(self.recipe.autocast, self._device):
             loss = self._loss(self.module, x, y)
-        self._updates.backward(loss if y.shape[0] == examples else loss * (y.shape[0] / examples))
+        self._updates.backward(loss if isinstance(share, float) and share == 1.0 else loss * share)
         if self.without_gradient:
             self.without_gradient = [parameter for parameter in self.without_gradient if parameter.grad is None]
         return loss.detach()
 
-    def _augmented(self, x: Tensor, noise: torch.Generator) -> Tensor:
+    def _augmented(self, x: Batch, noise: torch.Generator) -> Batch:
         if self._hooks.augment is None:
             return x
         with torch.no_grad():
             augmented = self._hooks.augment(x, noise)
-        if not isinstance(augmented, Tensor):
-            raise DataError(
-                f"{self.stage.task}: augment gives {type(augmented).__name__}; it must return a tensor like its input"
-            )
-        for attribute in ("shape", "dtype", "device"):
-            before, after = getattr(x, attribute), getattr(augmented, attribute)
-            if before != after:
-                raise DataError(
-                    f"{self.stage.task}: augment changes the {attribute} of a batch from {before} to {after}; "
-                    "it must keep shape, dtype and device"
-                )
+        refuse_unlike(augmented, x, self.stage.task)
         return augmented
 
     def _validation(self) -> Validation | None:
@@ -339,7 +340,7 @@ class Training:
         self.without_gradient = []
 
 
-def _together(batches: Iterable[tuple[Tensor, Tensor]], count: int) -> Iterator[Sequence[tuple[Tensor, Tensor]]]:
+def _together(batches: Iterable[tuple[Batch, Tensor]], count: int) -> Iterator[Sequence[tuple[Batch, Tensor]]]:
     """The batches of each step."""
     rest = iter(batches)
     while together := list(islice(rest, count)):

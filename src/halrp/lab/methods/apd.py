@@ -31,6 +31,7 @@ from halrp.lab.methods.settings import check_choice
 from halrp.lab.streams import Task
 from halrp.model.plan import Plan
 from halrp.model.views import get_tensor, set_tensor, task_view
+from halrp.objectives import classification
 from halrp.training.loop import Group
 
 
@@ -174,7 +175,7 @@ class Decomposed(Method):
 
         def loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
             weights = {n: compose(s, part.v[n], part.tau.get(n)) for n, s in sigma.items()}
-            return F.cross_entropy(functional_call(net, weights, (x,)), y)
+            return classification.loss(functional_call(net, weights, (x,)), y)
 
         stage = "fine-tune" if self.tasks else "base"
         network.fit(self.context, task, net, groups, self.seed_key(task), stage, loss=loss, **hooks)

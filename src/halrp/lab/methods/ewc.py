@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Literal
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
@@ -21,6 +20,7 @@ from halrp.lab.methods.protocol import Context
 from halrp.lab.streams import Task
 from halrp.model.inference import batch_sizes
 from halrp.model.layers.norm import BATCH_NORMS
+from halrp.objectives import classification
 
 Labels = Literal["predicted", "true", "exact"]
 
@@ -92,7 +92,7 @@ def fisher_by_batch(
             logits = net(rows.to(device))
             target = truth.to(device) if labels == "true" else logits.argmax(1)
             gradients = torch.autograd.grad(
-                F.cross_entropy(logits, target), list(parameters.values()), materialize_grads=True
+                classification.loss(logits, target), list(parameters.values()), materialize_grads=True
             )
             for name, gradient in zip(total, gradients, strict=True):
                 total[name].addcmul_(gradient, gradient, value=len(rows) / len(parts))
@@ -115,7 +115,7 @@ def fisher_by_example(
     total = {n: torch.zeros_like(p) for n, p in tensors.items()}
 
     def negative(values: dict[str, Tensor], row: Tensor, label: Tensor) -> Tensor:
-        return F.cross_entropy(functional_call(net, values, (row.unsqueeze(0),)), label.unsqueeze(0))
+        return classification.loss(functional_call(net, values, (row.unsqueeze(0),)), label.unsqueeze(0))
 
     gradients = vmap(grad(negative), in_dims=(None, 0, 0))
     for rows, truth in zip(x.split(batch), y.split(batch), strict=True):

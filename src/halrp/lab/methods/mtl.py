@@ -11,15 +11,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from halrp.errors import TaskError
 from halrp.lab.methods import network
 from halrp.lab.methods.protocol import Context, Method, Size, State
 from halrp.lab.streams import Task
-from halrp.training.batches import InMemory, refuse_no_batch
+from halrp.model.call import Call
+from halrp.objectives import Objective, classification
+from halrp.training.batches import InMemory
 from halrp.training.loop import Hooks, Stage, Training
+from halrp.training.prepare import refuse_no_batch
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,16 @@ class Turns:
     def steps(self, batch: int) -> int:
         """The number of batches in one pass."""
         return sum(part.steps(batch) for part in self.parts)
+
+    @property
+    def objective(self) -> Objective:
+        """What outputs for the first task mean."""
+        return self.parts[0].objective
+
+    @property
+    def call(self) -> Call:
+        """How a batch reaches the network."""
+        return self.parts[0].call
 
     def identity(self) -> str:
         """A hash of all examples."""
@@ -97,7 +109,7 @@ class Joint(Method):
         allowed = (task_of.unsqueeze(1) == task_of).to(next(self.net.parameters()).device)
 
         def loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-            return F.cross_entropy(net(x).masked_fill(~allowed[y], -torch.inf), y)
+            return classification.loss(net(x).masked_fill(~allowed[y], -torch.inf), y)
 
         data = self._data(self.net)
         seed_key = network.first_seed_key(context, first) if len(tasks) == 1 else (context.seed, "joint")

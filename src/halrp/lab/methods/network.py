@@ -21,10 +21,12 @@ from halrp.model.layers.head import new_head
 from halrp.model.layers.norm import BATCH_NORMS
 from halrp.model.plan import Plan, plan
 from halrp.model.views import get_tensor, replace_module
+from halrp.objectives import Classification
 from halrp.store.folder import slug
-from halrp.training.batches import InMemory, prepare, refuse_batch_of_one
+from halrp.training.batches import InMemory, refuse_batch_of_one
 from halrp.training.checkpoint import Checkpoints
 from halrp.training.loop import Group, Hooks, Stage, Training
+from halrp.training.prepare import prepare
 from halrp.training.recipe import autocast
 
 HEAD = "head"
@@ -103,12 +105,12 @@ def training(
 def examples(context: Context, task: Task, net: nn.Module) -> InMemory:
     """The training data of a task, checked, on the network's device and in its memory format."""
     recipe, name = context.recipe, f"{task.name}: train"
-    data, _ = prepare(
+    data = prepare(
         (task.train.x, task.train.y),
         name=name,
         device=next(net.parameters()).device,
         batch=recipe.batch,
-        classes=task.classes,
+        objective=Classification(task.classes),
         channels_last=channels_last(context, net),
     )
     if any(isinstance(m, BATCH_NORMS) for m in net.modules()):

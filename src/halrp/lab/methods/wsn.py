@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -37,6 +36,7 @@ from halrp.lab.methods.protocol import Context, Method, Size, State
 from halrp.lab.methods.settings import MODES, Mode, check_choice, official_recipe
 from halrp.lab.streams import Task
 from halrp.model.views import task_view
+from halrp.objectives import classification
 from halrp.training.loop import Group, Training
 
 PATIENCE, FLOOR = 6, 1e-6
@@ -182,7 +182,7 @@ class WinningSubnetworks(Method):
 
         def validation_loss() -> float:
             logits = network.logits(self.context, training.module, split.x)
-            return float(F.cross_entropy(logits.float(), split.y.to(logits.device)))
+            return float(classification.loss(logits.float(), split.y.to(logits.device)))
 
         train_until_plateau(training, parameters, validation_loss, factor=2, patience=PATIENCE, floor=FLOOR)
 
