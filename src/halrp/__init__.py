@@ -29,7 +29,14 @@ if TYPE_CHECKING:
     from halrp.model.layers.linear import LinearFamily
     from halrp.model.layers.registry import Adapted, LayerRule, layer_rule
     from halrp.model.plan import Plan
-    from halrp.objectives.classification import Answer
+    from halrp.objectives.causal_lm import CausalLM
+    from halrp.objectives.classification import Answer, Classification
+    from halrp.objectives.multi_label import MultiLabel
+    from halrp.objectives.objective import Objective
+    from halrp.objectives.ordinal import Ordinal
+    from halrp.objectives.regression import Regression
+    from halrp.objectives.segmentation import Segmentation
+    from halrp.objectives.token_classification import TokenClassification
     from halrp.store.store import Store
     from halrp.tools.explain import Explanation, explain
     from halrp.training.progress import Progress, StopTraining
@@ -52,7 +59,14 @@ _HOME = {
     "halrp.model.layers.linear": ("LinearFamily",),
     "halrp.model.layers.registry": ("Adapted", "LayerRule", "layer_rule"),
     "halrp.model.plan": ("Plan",),
-    "halrp.objectives.classification": ("Answer",),
+    "halrp.objectives.causal_lm": ("CausalLM",),
+    "halrp.objectives.classification": ("Answer", "Classification"),
+    "halrp.objectives.multi_label": ("MultiLabel",),
+    "halrp.objectives.objective": ("Objective",),
+    "halrp.objectives.ordinal": ("Ordinal",),
+    "halrp.objectives.regression": ("Regression",),
+    "halrp.objectives.segmentation": ("Segmentation",),
+    "halrp.objectives.token_classification": ("TokenClassification",),
     "halrp.store.store": ("Store",),
     "halrp.tools.explain": ("Explanation", "explain"),
     "halrp.training.progress": ("Progress", "StopTraining"),
@@ -65,6 +79,8 @@ __all__ = [
     "Adapted",
     "Answer",
     "Budget",
+    "CausalLM",
+    "Classification",
     "ConvFamily",
     "Delta",
     "Exact",
@@ -80,13 +96,19 @@ __all__ = [
     "LinearFamily",
     "LossRate",
     "MeanSquare",
+    "MultiLabel",
+    "Objective",
+    "Ordinal",
     "Plain",
     "Plan",
     "Progress",
     "Prune",
     "Recipe",
+    "Regression",
+    "Segmentation",
     "StopTraining",
     "Store",
+    "TokenClassification",
     "WarmUp",
     "Whitened",
     "__version__",

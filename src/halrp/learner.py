@@ -8,7 +8,7 @@ or is interrupted leaves the learner unchanged.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -25,22 +25,26 @@ from halrp.method.protocols import TaskCosts
 from halrp.method.start_choice import start_of
 from halrp.method.task_costs import task_costs
 from halrp.model import views
-from halrp.model.appended import as_stored, with_head
+from halrp.model.appended import WithHead, as_stored, with_head
 from halrp.model.base import Base
+from halrp.model.batch import Batch, refuse_other_structure, structure, take
+from halrp.model.call import Call, Pick
 from halrp.model.commit_check import CommitCheck
 from halrp.model.delta import Delta
 from halrp.model.plan import plan
 from halrp.model.precision import run_in
 from halrp.model.size import Size
-from halrp.objectives import classification
-from halrp.provenance import recalled_settings
+from halrp.objectives import Objective
+from halrp.provenance import recalled_settings, refuse_other_call
+from halrp.serve.answers import answers
 from halrp.serve.checks import check_predict, naming_inputs
 from halrp.store.signing import AnyKey
 from halrp.store.store import Store
 from halrp.task_setup import TaskArguments, TaskSetup, check_epochs
 from halrp.training.bar import Show, notifier
-from halrp.training.batches import Augment, Source
+from halrp.training.batches import Augment
 from halrp.training.groups import Group, by_kind, by_role
+from halrp.training.prepare import Source
 from halrp.training.recipe import Recipe
 from halrp.training.run import TaskRun
 
@@ -64,6 +68,8 @@ class Learner(Managed):
         store: str | os.PathLike[str] | Store | None = None,
         progress: Show = "auto",
         skip_damaged: bool = False,
+        output: Pick = None,
+        transform: Callable[[Batch], Batch] | None = None,
     ) -> None:
         """Take a model and settings.
 
@@ -75,6 +81,10 @@ class Learner(Managed):
         terminal. With `store`, a folder, every task is committed there when it is learned, tasks already there are
         loaded, and one that was interrupted resumes at its last checkpoint. `skip_damaged` leaves tasks of the store
         out that cannot be read, with a warning; `damaged` names them.
+
+        Batches reach the model as `model(x)`, `model(*x)` or `model(**x)`, after `transform(x)` if there is one. Its
+        outputs are a tensor, what is called `logits` in what it gives, or what `output` picks: a key or attribute, a
+        position, or a function; for a head on top of the model, `output` picks the features.
         """
         if base not in ("first", "given"):
             raise SettingError(f"Learner(base={base!r}) is unknown; choose 'first' or 'given'")
@@ -84,11 +94,13 @@ class Learner(Managed):
         notifier(progress)  # refuses what is none
         self.progress = progress
         check_epochs(self.method, self.recipe)
-        model, name = with_head(model, head)
+        model, name = with_head(model, head, output)
+        call = Call(None if isinstance(model, WithHead) else output, transform)
         channels_last = self.recipe.channels_last and any(isinstance(m, nn.Conv2d) for m in model.modules())
-        initial = Base(views.clone(model), plan(model, name), channels_last, counts_head=base == "first")
+        initial = Base(views.clone(model), plan(model, name), channels_last, counts_head=base == "first", call=call)
         folder = store if store is None or isinstance(store, Store) else Store(store)
         self._committed = Committed(initial, base == "given", folder, skip_damaged)
+        self._refuse_other_call()
         self._scores: dict[str, Mapping[str, Tensor]] = {}
 
     @property
@@ -143,12 +155,15 @@ class Learner(Managed):
         augment: Augment | None = None,
         data_key: str | None = None,
         replace: bool = False,
+        objective: Objective | None = None,
     ) -> Delta:
         """Learn a task and commit it.
 
-        `train` and `val` are `(x, y)` tensors, a `Dataset` or a `DataLoader`; labels are 0 … classes−1. By default
-        `classes` is the number of class names, or else that of the labels, which must all occur. Validation data, if
-        given, decide importance and view. `augment(x, generator)` changes the inputs of every batch trained on.
+        `train` and `val` are `(x, y)`, a mapping with `labels`, a `Dataset` or a `DataLoader`; x is a tensor, or a
+        tuple or dict of tensors, rows first. `objective` says what outputs mean (`halrp.objectives`). By default it is
+        classification with labels 0 … classes−1; `classes` is the number of class names, or else that of the labels,
+        which must all occur. Validation data, if given, decide importance and view. `augment(x, generator)` changes the
+        inputs of every batch trained on.
 
         With a store, an interrupted task resumes if its data are the same, which a hash of all examples tells. A
         `data_key`, such as "v3", stands for the data instead, if they are too large to be read once more.
@@ -160,7 +175,7 @@ class Learner(Managed):
             self._committed.check_store()
             setup, device = self._setup(self._committed.version(name) if replace else 0), self.device
             with setup.ending(name), torch.enable_grad(), seeding.isolated(*setup.seed_key(name), device=device):
-                run = setup.prepare(TaskArguments(name, train, val, classes, class_names, augment, data_key))
+                run = setup.prepare(TaskArguments(name, train, val, classes, class_names, augment, data_key, objective))
                 return self._learn_delta(setup, run, replace) if setup.is_base else self._learn_base(setup, run)
 
     def learn_many(self, tasks: parallel.TaskArguments, engine: parallel.Engine | None = None) -> dict[str, Delta]:
@@ -186,6 +201,7 @@ class Learner(Managed):
                 )
             base = self._committed.ready
             settings: dict[str, Any] = {"method": self.method, "recipe": self.recipe, "seed": self.seed}
+            settings |= {"output": base.call.output, "transform": base.call.transform}
             build = partial(_in_worker, counts_head=base.counts_head, head=self.head or False, **settings)
             for name, delta in parallel.learn_elsewhere(build, base, arguments, engine):
                 with seeding.exclusive():
@@ -197,7 +213,7 @@ class Learner(Managed):
     def _learn_base(self, setup: TaskSetup, run: TaskRun) -> Delta:
         """Train the model freely on the first task; the result is the base."""
         initial, plan = setup.body, setup.body.plan
-        check, net = self._check(setup, run), initial.trainable(run.data.classes, *run.seed_key)
+        check, net = self._check(setup, run), initial.trainable(run.data.width, *run.seed_key)
         adapted = plan.named("adapted")
         weights = {n: parameter for n, parameter in net.named_parameters() if n in adapted}
         others = [p for n, p in net.named_parameters() if n not in adapted and p.requires_grad]
@@ -238,27 +254,27 @@ class Learner(Managed):
         self._scores[name] = tuned.start.scores
         return self.tasks[name]
 
-    def predict(self, x: Tensor, task: str | Sequence[str | None] | None, batch: int = 512) -> Tensor:
-        """Logits of a task, in evaluation mode and without gradient; `None` is the base's own task.
+    def predict(self, x: Batch, task: str | Sequence[str | None] | None, batch: int = 512) -> Tensor:
+        """Outputs (logits) of a task, in evaluation mode and without gradient; `None` is the base's own task.
 
         With a sequence of names, one per row, rows of different tasks go through the network together. The result is
-        as wide as the widest task among them, and −inf where a row's task has no such class. A model that normalises
+        as wide as the widest task among them, and −inf where a row's task has no such output. A model that normalises
         by the statistics of the batch does so among the rows of one task, `batch` of them at a time. Forward passes
         have the precision in which each task was learned, whatever the recipe is by now.
         """
-        check_predict(x, task, batch)
-        x = self._committed.body.prepare_inputs(x)
+        x = self._committed.body.prepare_inputs(check_predict(x, task, batch))
         with torch.no_grad(), naming_inputs(x):
             if task is None or isinstance(task, str):
                 return self._committed.predictor.predict(x, task, batch)
             return self._committed.predictor.predict_mixed(x, task, batch)
 
-    def answer(self, x: Tensor, task: str | Sequence[str | None] | None, batch: int = 512) -> classification.Answer:
-        """What a task, or the task of each row, answers: labels and probabilities from the logits of `predict`."""
-        logits = self.predict(x, task, batch)
-        tasks = [task] if task is None or isinstance(task, str) else task
-        names = {name: self._committed.predictor.delta(name).class_names for name in dict.fromkeys(tasks)}
-        return classification.decode(logits, [names[name] for name in tasks] * (len(logits) // len(tasks)))
+    def answer(self, x: Batch, task: str | Sequence[str | None] | None, batch: int = 512) -> Any:
+        """What a task answers, by its objective: labels and probabilities, values, masks.
+
+        With a task per row, one answer for all rows if all tasks are classifications, and otherwise a list of answers,
+        one for each row.
+        """
+        return answers(self._committed.predictor, self.predict(x, task, batch), task)
 
     def module(self, task: str | None) -> nn.Module:
         """A task as an `nn.Module` in evaluation mode that shares the base's memory.
@@ -294,6 +310,8 @@ class Learner(Managed):
         recipe: Recipe | None = None,
         seed: int | None = None,
         head: nn.Module | None = None,
+        output: Pick = None,
+        transform: Callable[[Batch], Batch] | None = None,
         progress: Show = "auto",
         verify_key: AnyKey = None,
         attach: bool = True,
@@ -304,19 +322,20 @@ class Learner(Managed):
         `model` gives the architecture; its weights do not matter. The store knows its head, also an nn.Linear on top of
         the model; another module that was put there must be given again as `head`. Method, recipe and seed that are not
         given are those that the newest task was learned with. A method with choices from outside this library cannot be
-        recalled; then learning asks for `method`. With `verify_key`, a key or its file, everything must be signed with
-        that key.
+        recalled; then learning asks for `method`. Files hold no code: `output` and `transform`, if tasks were learned
+        with them, must be given again. With `verify_key`, a key or its file, everything must be signed with that key.
         With `attach=False` the learner is a copy that never writes to the store.
         `skip_damaged` leaves tasks out that cannot be read, with a warning; `damaged` names them.
         """
         store = Store(folder, verify_key=verify_key)
         try:
             manifest = store.manifest()
-            stored, name = as_stored(model, manifest.head, store.layouts(manifest).values(), head)
-            learner = Learner(stored, head=name, progress=progress)
+            stored, name = as_stored(model, manifest.head, store.layouts(manifest).values(), head, output)
+            learner = Learner(stored, head=name, progress=progress, output=output, transform=transform)
         except HeadError as error:
             raise WrongBaseError(f"the store {folder} was made with another model: {error}") from error
         learner._committed.restore(store, skip_damaged)
+        learner._refuse_other_call()
         learner._committed.store = store if attach else None
         newest = list(learner.tasks.values())[-1].provenance if learner.tasks else None
         learner._method, learner._recipe, learner.seed = recalled_settings(newest, method, recipe, seed)
@@ -332,12 +351,20 @@ class Learner(Managed):
 
     def _check(self, setup: TaskSetup, run: TaskRun) -> CommitCheck:
         """The check of what training makes of the model; one that cannot pass is refused here."""
-        data = run.data
-        x = next(iter(data.train.batches(4, None)))[0]
-        val = None if data.val is None else next(iter(data.val.batches(2, None)))[0][:2]
-        check = CommitCheck.of(run.task, data.classes, x, setup.description(run).autocast)
+        data, call = run.data, setup.body.call
+        first = next(iter(data.train.batches(4, None)))
+        val = None if data.val is None else next(iter(data.val.batches(2, None)))
+        if val is not None:
+            refuse_other_structure(val[0], structure(first[0]), f"{run.task}: val")
+            val = take(val[0], slice(2)), val[1][:2]
+        check = CommitCheck.of(run.task, data.width, first, setup.description(run).autocast, call, data.objective)
         check.before_training(setup.body, val, *run.seed_key)
         return check
+
+    def _refuse_other_call(self) -> None:
+        """Refuse a store whose tasks were learned with another transform or other outputs of the model."""
+        for name, delta in self.tasks.items():
+            refuse_other_call(name, delta.provenance, self._committed.body.call)
 
     def _compressed(self, tasks: dict[str, Delta], newest: str, base_parameters: int) -> dict[str, Delta]:
         """The tasks after the method's compression, which changes committed ones only if it declares that."""

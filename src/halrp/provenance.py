@@ -21,6 +21,7 @@ from halrp.method.method import CHOICES, Halrp
 from halrp.method.prune import Keep, Prune
 from halrp.method.scales import Exact, Legacy
 from halrp.method.warm_up import WarmUp
+from halrp.model.call import Call
 from halrp.training.optimisers import NAMED, TORCH
 from halrp.training.recipe import Recipe
 
@@ -76,6 +77,26 @@ def method_settings(method: Halrp) -> dict[str, Any]:
         if dataclasses.is_dataclass(choice) and type(choice) not in KNOWN.values():
             settings[field] = settings[field] | {"type": _qualified(type(choice))}
     return settings if type(method) is Halrp else settings | {"type": _qualified(type(method))}
+
+
+def call_settings(call: Call) -> dict[str, Any]:
+    """How batches reach the model as JSON values; nothing for the plain way."""
+    values = {"transform": call.transform, "output": call.output}
+    return {name: describe(value) for name, value in values.items() if value is not None}
+
+
+def refuse_other_call(task: str, provenance: Mapping[str, Any], call: Call) -> None:
+    """Raise if a task was learned with another transform or other outputs of the model than a learner has."""
+    present = call_settings(call)
+    for name in ("transform", "output"):
+        if provenance.get(name) != present.get(name):
+            was, is_ = (
+                f"{value!r}" if value is not None else "none" for value in (provenance.get(name), present.get(name))
+            )
+            raise SettingError(
+                f"{task!r} was learned with {name} {was}, not {is_}, so its outputs would be others; pass the same "
+                f"{name}=... as then"
+            )
 
 
 def _qualified(kind: type) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from halrp._version import __version__
 from halrp.errors import CheckpointWarning, SettingError, TaskError
@@ -24,12 +24,15 @@ from halrp.model.description import Description
 from halrp.model.inference import normalises_by_batch
 from halrp.model.plan import trained_buffers
 from halrp.model.size import Size
-from halrp.provenance import KNOWN, describe, method_settings
+from halrp.objectives import Classification, Objective, described, is_registered
+from halrp.objectives.classification import given_classes
+from halrp.provenance import KNOWN, call_settings, describe, method_settings
 from halrp.store import atomic
 from halrp.store.store import Store
 from halrp.text import is_encodable
-from halrp.training.batches import Augment, Data, Source, TaskData, prepare, refuse_batch_of_one
+from halrp.training.batches import Augment, Data, TaskData, refuse_batch_of_one
 from halrp.training.checkpoint import Checkpoints
+from halrp.training.prepare import Source, prepare
 from halrp.training.progress import Notify
 from halrp.training.recipe import Recipe
 from halrp.training.requirements import refuse_unsuited_data
@@ -47,6 +50,7 @@ class TaskArguments:
     class_names: Sequence[str] | None = None
     augment: Augment | None = None
     data_key: str | None = None
+    objective: Objective | None = None
 
 
 def check_epochs(method: Halrp, recipe: Recipe) -> None:
@@ -115,7 +119,8 @@ class TaskSetup:
             examples = data.train.identity(), data.val.identity() if data.val is not None and self.is_base else None
         else:
             examples = data_key, "val" if data.val is not None and self.is_base else None
-        parts = (*run.seed_key, self.body.fingerprint, data.classes, *examples, self.provenance(data))
+        meaning = data.width, described(data.objective)
+        parts = (*run.seed_key, self.body.fingerprint, *meaning, *examples, self.provenance(data))
         key = atomic.checksum(repr((*parts, self._functions(run))).encode())
         return Checkpoints(store.work_folder(run.task, self.version), key, store.checkpoint_every, store.signing_key)
 
@@ -124,6 +129,7 @@ class TaskSetup:
         choices = [getattr(self.method, field) for field in CHOICES]
         foreign = [choice for choice in choices if choice is not None and type(choice) not in KNOWN.values()]
         foreign += [make for make in (self.recipe.optimiser, self.recipe.scheduler) if callable(make)]
+        foreign += [part for part in (self.body.call.transform, self.body.call.output) if callable(part)]
         try:
             return [identity(function) for function in (*foreign, run.data.augment)]
         except UnidentifiedError as error:
@@ -144,7 +150,7 @@ class TaskSetup:
         scales = {slot.name: Size(n, n * slot.itemsize) for slot in base.layout.adapted for n in [sum(slot.shape[:2])]}
         for view in self.method.views(any(slot.kernel for slot in base.layout.adapted), run.data.val is not None):
             described = partial(self.description, run, view)
-            costs = foreseen_costs(base.layout, trained_buffers(base.module), run.data.classes, described, precision)
+            costs = foreseen_costs(base.layout, trained_buffers(base.module), run.data.width, described, precision)
             allocate.check_smallest(costs, scales, Size(base.parameter_count, base.size.bytes))
 
     def description(self, run: TaskRun, view: str = "", allocate: Allocator | None = None) -> Description:
@@ -153,8 +159,9 @@ class TaskSetup:
         autocast = self.recipe.autocast
         return Description(
             task=run.task,
-            classes=run.data.classes,
+            classes=run.data.width,
             class_names=run.data.class_names,
+            objective=described(run.data.objective),
             view=view,
             precision=method.precision if view else "float32",
             autocast=None if autocast is None else str(autocast).removeprefix("torch."),
@@ -164,40 +171,71 @@ class TaskSetup:
     def provenance(self, data: TaskData) -> dict[str, Any]:
         """How a task is learned."""
         settings = {"halrp": __version__, "method": method_settings(self.method), "recipe": describe(self.recipe)}
-        return settings | {"seed": self.seed} | ({} if data.augment is None else {"augment": describe(data.augment)})
+        settings |= {"seed": self.seed} | call_settings(self.body.call)
+        return settings | ({} if data.augment is None else {"augment": describe(data.augment)})
 
     def _data(self, arguments: TaskArguments) -> TaskData:
-        name, names, classes = arguments.name, arguments.class_names, arguments.classes
+        name, names = arguments.name, arguments.class_names
         for wrong in (n for n in map(str, names or ()) if not is_encodable(n)):
             raise TaskError(f"{name}: the class name {wrong!r} cannot be written to a file: half of a surrogate pair")
-        classes = len(names) if classes is None and names is not None else classes
-        if not self.body.plan.head:
-            if classes not in (None, self.body.outputs):
-                raise TaskError(
-                    f"{name}: {classes} classes, but head=False keeps the model's {self.body.outputs} outputs for "
-                    "every task; give labels of these, or a head that is replaced"
-                )
-            classes = self.body.outputs
         identify = self.store is not None and arguments.data_key is None
-        train, classes = self._prepared(name, "train", arguments.train, classes, identify)
-        val = None if arguments.val is None else self._prepared(name, "val", arguments.val, classes, identify)[0]
-        if names is not None and len(names) != classes:
-            raise TaskError(f"{name}: {len(names)} class names for {classes} classes; give one for each")
+        objective = objective_of(arguments, self.body)
+        train = self._prepared(name, "train", arguments.train, objective, identify)
+        val = None if arguments.val is None else self._prepared(name, "val", arguments.val, train.objective, identify)
+        if names is not None and len(names) != train.objective.named:
+            raise TaskError(f"{name}: {len(names)} class names for {train.objective.named} classes; give one for each")
         if self.body.has_batch_norm:
             refuse_batch_of_one(train, self.recipe.batch, f"{name}: train")
         if val is not None and normalises_by_batch(self.body.module):
             refuse_batch_of_one(val, self.recipe.batch, f"{name}: val")
-        return TaskData(train, val, classes, None if names is None else tuple(map(str, names)), arguments.augment)
+        width = self.body.outputs if train.objective.keeps_head else cast(int, train.objective.outputs)
+        return TaskData(train, val, width, None if names is None else tuple(map(str, names)), arguments.augment)
 
-    def _prepared(self, name: str, part: str, source: Source, classes: int | None, identify: bool) -> tuple[Data, int]:
+    def _prepared(self, name: str, part: str, source: Source, objective: Objective, identify: bool) -> Data:
         return prepare(
             source,
             name=f"{name}: {part}",
             device=self.body.device,
             batch=self.recipe.batch,
-            classes=classes,
+            objective=objective,
+            call=self.body.call,
             shuffle=self.recipe.shuffle,
             channels_last=self.body.channels_last,
             drop_last=self.recipe.drop_last and part == "train",
             identify=identify,
         )
+
+
+def objective_of(arguments: TaskArguments, body: Base) -> Objective:
+    """What a task's outputs mean, as far as that is known without its targets: as given, or else classification."""
+    name, names, objective = arguments.name, arguments.class_names, arguments.objective
+    if objective is None:
+        classes = None if arguments.classes is None else given_classes(arguments.classes, f"{name}: train")
+        objective = Classification(classes)
+    elif not isinstance(objective, Objective):
+        raise SettingError(f"{name}: objective={objective!r} is no objective; give one of halrp.objectives")
+    elif arguments.classes is not None:
+        raise SettingError(
+            f"{name}: classes={arguments.classes!r} is for classification; with objective={objective!r}, give the "
+            "number to the objective"
+        )
+    if not is_registered(objective):
+        raise SettingError(
+            f"{name}: {type(objective).__name__} is not registered under the name {objective.name!r}, so a file with "
+            "it could not be answered; decorate the class with halrp.objectives.register"
+        )
+    if names is not None and objective.named is None and not objective.keeps_head:
+        objective = objective.with_names(len(names))
+    if not body.plan.head:
+        if objective.outputs not in (None, body.outputs):
+            raise TaskError(
+                f"{name}: {objective.outputs} classes, but head=False keeps the model's {body.outputs} outputs for "
+                "every task; give labels of these, or a head that is replaced"
+            )
+        return objective.with_outputs(body.outputs)
+    if objective.keeps_head:
+        raise SettingError(
+            f"{name}: {type(objective).__name__} keeps the model's own outputs, and this learner replaces the head "
+            f"{body.plan.head!r} for every task; make it with Learner(model, head=False)"
+        )
+    return objective

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,13 +13,19 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 from halrp.errors import BatchOfOneError, DataError, LabelError, SettingError
 from halrp.model.inference import batch_sizes
-from halrp.training.batches import InMemory, Loaded, Source, prepare, refuse_batch_of_one
+from halrp.objectives import Classification
+from halrp.training.batches import InMemory, Loaded, refuse_batch_of_one
+from halrp.training.prepare import Source, prepare
 
 CPU = torch.device("cpu")
 
 
 def ready(source: Any, batch: int = 4, classes: int | None = None, channels_last: bool = False) -> tuple[Any, int]:
-    return prepare(source, name="birds: train", device=CPU, batch=batch, classes=classes, channels_last=channels_last)
+    objective = Classification(classes)
+    data = prepare(
+        source, name="birds: train", device=CPU, batch=batch, objective=objective, channels_last=channels_last
+    )
+    return data, cast(int, data.objective.outputs)
 
 
 def rows(count: int) -> tuple[Tensor, Tensor]:
@@ -89,7 +95,7 @@ def test_a_pass_can_leave_out_what_does_not_fill_a_batch(
 
 
 def test_a_data_set_can_leave_out_what_does_not_fill_a_batch() -> None:
-    data, _ = prepare(Pairs(10), name="birds: train", device=CPU, batch=4, drop_last=True)
+    data = prepare(Pairs(10), name="birds: train", device=CPU, batch=4, drop_last=True)
     assert (data.steps(4), data.examples) == (2, 8)
     with pytest.raises(SettingError, match=r"birds: train: Recipe\(batch=12, drop_last=True\) .* 10 examples"):
         prepare(Pairs(10), name="birds: train", device=CPU, batch=12, drop_last=True)
@@ -190,10 +196,10 @@ BAD: dict[str, tuple[Any, type[DataError], str]] = {
     "boolean label": ((X, Y > 0), LabelError, r"torch\.bool"),
     "not finite": ((NAN, Y), DataError, r"birds: train: 2 of 6 inputs hold NaN or infinity; clean"),
     "empty": ((X[:0], Y[:0]), DataError, r"empty; a task needs at least one example"),
-    "lengths": ((X, Y[:4]), DataError, r"6 inputs but 4 labels"),
+    "lengths": ((X, Y[:4]), DataError, r"6 inputs but 4 targets"),
     "single numbers": ((torch.tensor(1.0), torch.tensor(0)), DataError, r"first dimension"),
     "three parts": ((X, Y, Y), DataError, r"expected a pair"),
-    "arrays": ((X.numpy(), Y.numpy()), DataError, r"got ndarray and ndarray; convert arrays with torch\.as_tensor"),
+    "arrays": ((X.numpy(), Y.numpy()), DataError, r"x is a ndarray; pass a tensor, such as torch\.as_tensor"),
     "empty data set": (Pairs(0), DataError, r"empty"),
     "empty loader": (DataLoader(Pairs(3), batch_size=4, drop_last=True), DataError, r"yields no example"),
     "not finite in a loader": (DataLoader(TensorDataset(NAN, Y), batch_size=3), DataError, r"NaN"),
@@ -214,14 +220,14 @@ def test_bad_data_are_refused_with_what_is_wrong(case: str) -> None:
 @pytest.mark.parametrize("source", [(X, Y), DataLoader(TensorDataset(X, Y), batch_size=3)])
 def test_a_label_that_does_not_fit_the_number_of_classes_names_the_remedy(source: Any) -> None:
     with pytest.raises(LabelError, match=r"label 2 does not fit classes=2.*pass classes=3"):
-        prepare(source, name="birds: train", device=CPU, batch=4, classes=2, identify=True)
+        prepare(source, name="birds: train", device=CPU, batch=4, objective=Classification(2), identify=True)
 
 
 def test_a_loader_that_changes_between_passes_is_checked_again() -> None:
     changing = TensorDataset(X.clone(), Y.clone())
     data, _ = ready(DataLoader(changing, batch_size=3))
     changing.tensors[1][0] = 9
-    with pytest.raises(LabelError, match="to 9, but must lie"):
+    with pytest.raises(LabelError, match="label 9 does not fit"):
         list(data.batches(3, None))
 
 

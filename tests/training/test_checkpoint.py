@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from halrp.errors import CheckpointWarning, WriteError
 from halrp.model.base import set_memory_format
 from halrp.store import atomic
-from halrp.training.batches import InMemory, prepare
+from halrp.training.batches import InMemory
 from halrp.training.checkpoint import Checkpoints
 from halrp.training.loop import Group, Stage, Training
+from halrp.training.prepare import prepare
 from halrp.training.progress import Notify, Progress
 from halrp.training.recipe import Recipe
 from tests.helpers import CLASSES, drawn, net, tiny_task
@@ -83,7 +84,7 @@ def training(
     module = drawn(build)
     x, y = tiny_task(task)
     x = x.double() if kind == "double" else x
-    data, _ = prepare((x, y), name="task", device=torch.device("cpu"), batch=RECIPE.batch)
+    data = prepare((x, y), name="task", device=torch.device("cpu"), batch=RECIPE.batch)
     *first, last = module.parameters()
     groups = [Group(first, l2=1e-3), Group([last], l1=1e-3)]
     return Training(module, groups, data, recipe, Stage(EPOCHS, ("a",), name=stage), None, notify, checkpoints)

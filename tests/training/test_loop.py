@@ -15,9 +15,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from halrp import Progress, Recipe, seeding
 from halrp.errors import DivergedError, SettingError
-from halrp.training.batches import InMemory, prepare
+from halrp.training.batches import InMemory
 from halrp.training.evaluate import evaluate
 from halrp.training.loop import Group, Hooks, Stage, Training
+from halrp.training.prepare import prepare
 from halrp.training.progress import Notify
 from tests.helpers import digest, drawn, net, tiny_task
 
@@ -122,7 +123,7 @@ def test_a_task_smaller_than_a_batch_still_falls_by_its_factor_per_pass() -> Non
 def test_a_loader_falls_by_its_factor_per_pass_whatever_the_recipes_batch() -> None:
     x, y = tiny_task("mlp", examples=20)
     loader = DataLoader(TensorDataset(x, y), batch_size=4)
-    data, _ = prepare(loader, name="task", device=torch.device("cpu"), batch=128)
+    data = prepare(loader, name="task", device=torch.device("cpu"), batch=128)
     rates, _ = seen(data, Recipe(epochs=2, batch=128, lr=0.1, decay=0.5))
     assert rates == pytest.approx([0.1 * 0.5 ** (step / 5) for step in range(10)], rel=1e-12)
 

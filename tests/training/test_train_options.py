@@ -17,10 +17,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from halrp import Halrp, Learner, Recipe, seeding
 from halrp.errors import SettingError
 from halrp.provenance import describe, recalled_recipe
-from halrp.training.batches import InMemory, prepare
+from halrp.training.batches import InMemory
 from halrp.training.checkpoint import Checkpoints
 from halrp.training.evaluate import evaluate
 from halrp.training.loop import Group, Hooks, Stage, Training
+from halrp.training.prepare import prepare
 from tests.helpers import digest, drawn, net, tiny_task
 
 SEED_KEY = (0, "base", "task", "stage")
@@ -219,7 +220,7 @@ def test_leaving_out_the_only_batch_is_refused_with_both_numbers() -> None:
 
 def test_a_loader_of_the_users_own_keeps_its_last_batch() -> None:
     loader = DataLoader(TensorDataset(*tiny_task("mlp", examples=13)), batch_size=5)
-    data, _ = prepare(loader, name="birds", device=torch.device("cpu"), batch=99, drop_last=True)
+    data = prepare(loader, name="birds", device=torch.device("cpu"), batch=99, drop_last=True)
     sizes: list[int] = []
 
     def loss(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:

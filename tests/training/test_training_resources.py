@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from halrp import Learner, Recipe
 from halrp.errors import CheckpointWarning, CompileWarning, SettingError
 from halrp.store import task_file
-from halrp.training import loop
+from halrp.training.batches import loss_of
 from halrp.training.checkpoint import Checkpoints
 from tests.helpers import CLASSES, FAST, digest, net, tiny_task
 from tests.training.runs import METHOD, assert_close, recipe, trained, training
@@ -98,7 +98,7 @@ def test_a_compiled_step_gives_what_the_plain_one_gives(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(torch, "compile", compile_eagerly)
     assert digest(trained(recipe(compile=True))) == digest(trained(recipe()))
-    assert compiled == [loop.supervised_loss]
+    assert [function.func for function in compiled] == [loss_of]
 
 
 def test_a_step_that_cannot_be_compiled_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ def read(content: bytes, manifest: Manifest, like: Base, source: str) -> Base:
     for name, tensor in tensors.items():
         # A copy lies in memory as a trained tensor does; the last bits of a product may depend on it.
         views.get_tensor(net, name).data = tensor.to(like.device, copy=True)
-    base = Base(net, like.plan, manifest.channels_last, counts_head=manifest.counts_head)
+    base = Base(net, like.plan, manifest.channels_last, counts_head=manifest.counts_head, call=like.call)
     if base.fingerprint != manifest.fingerprint:
         ours, theirs = base.fingerprint[:12], manifest.fingerprint[:12]
         raise DamagedError(f"{source} has the fingerprint {ours}…, not {theirs}…")
