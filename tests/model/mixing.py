@@ -35,13 +35,15 @@ def random_delta(
     generator = torch.Generator().manual_seed(seed)
 
     def draw(like: Tensor, *shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(like.dtype)
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(like.dtype)
 
     factors: dict[str, Factors] = {}
     owned: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         parameter_plan, weight = plan.parameters[name], parameter.detach()
-        rows, columns = weight.shape[0], weight[0].numel() if weight.dim() > 1 else 1
+        if parameter_plan.kind == "shared":
+            continue
+        rows, columns = (weight.shape[0], weight[0].numel()) if weight.dim() > 1 else (weight.numel(), 1)
         if parameter_plan.role == "head":
             owned[name] = 0.3 * draw(weight, classes, *weight.shape[1:])
         elif parameter_plan.kind == "adapted" and name not in dense:

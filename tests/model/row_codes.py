@@ -181,6 +181,7 @@ APART: dict[str, Code] = {
     "diagonal of a row": lambda x: torch.diagonal(torch.einsum("bi,bj->bij", x, x), dim1=1, dim2=2),
     "windows of a row": lambda x: x.unfold(1, 2, 2).flatten(1),
     "a product with a vector": lambda x: (x @ torch.ones(8, dtype=x.dtype))[:, None] + x,
+    "between two": lambda x: torch.lerp(x, x.relu(), torch.linspace(0, 1, 8, dtype=x.dtype)),
     "buckets": lambda x: torch.bucketize(x, torch.tensor([0.0, 1.0], dtype=x.dtype)).to(x.dtype),
     "median": lambda x: x - x.median(1)[0][:, None],
     "running maximum": lambda x: x.cummax(1)[0],

@@ -143,7 +143,7 @@ KINDS = {
     "small mlp on top": Kind(Features, small_mlp, "halrp_head", given_again=True),
     "on top of a head": Kind(lambda: Headed(nn.Linear(12, 12)), lambda: nn.Linear(12, CLASSES), "halrp_linear"),
     "kept": Kind(lambda: Language(tied=False), False, "", "gru"),
-    "kept and tied": Kind(Language, False, "", "gru", one_pass=False),
+    "kept and tied": Kind(Language, False, "", "gru"),
 }
 pytestmark = pytest.mark.filterwarnings("error")
 

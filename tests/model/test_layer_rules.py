@@ -24,15 +24,10 @@ from halrp.training.batches import InMemory
 from tests.helpers import FAST, drawn
 from tests.model.mixing import (
     around,
-    assert_close,
     assert_mixes,
     base_task,
-    each_row_alone,
     inputs,
-    mixed_module,
     random_delta,
-    shuffled_rows,
-    task_views,
 )
 
 pytestmark = pytest.mark.usefixtures("rules_restored")
@@ -146,7 +141,7 @@ def test_a_rule_of_a_family_has_the_costs_of_torchs_layer(kind: str) -> None:
     assert (mine.rank_bytes, mine.scale_bytes) == (theirs.rank_bytes, theirs.scale_bytes)
 
 
-def test_a_rule_that_only_computes_falls_back_and_says_so() -> None:
+def test_a_rule_that_only_computes_mixes_by_the_layers_own_code_and_says_what_it_lacks() -> None:
     register_forward_only()
     model, plan = around(GeluLinear, 12)
     rule = rule_for(model.get_submodule("layer"))
@@ -157,10 +152,7 @@ def test_a_rule_that_only_computes_falls_back_and_says_so() -> None:
     assert "body.weight" in curvature_of(model, x)
     assert explain(model).rows[0].why == "rule for GeluLinear, which has no mixed form and no moments"
     deltas = [base_task(model, plan), random_delta(model, plan, 1), random_delta(model, plan, 2)]
-    mixed, rows = mixed_module(model, plan, deltas), shuffled_rows(11, 3)
-    assert not mixed.one_pass
-    assert re.search(r"layer \(GeluLinear\).*layer rule for GeluLinear has no mixed form", mixed.reason)
-    assert_close(mixed(x, rows), each_row_alone(task_views(model, plan, deltas), x, rows))
+    assert_mixes(model, plan, deltas, x)
 
 
 def test_a_rule_may_do_without_a_part_of_its_family() -> None:
@@ -168,7 +160,7 @@ def test_a_rule_may_do_without_a_part_of_its_family() -> None:
     model, plan = around(GeluLinear, 12)
     assert plan.parameters["layer.weight"].reason == "rule for GeluLinear, which has no mixed form"
     assert "layer.weight" in curvature_of(model, inputs(10, 12))
-    assert "GeluLinear has no mixed form" in mixed_module(model, plan, [random_delta(model, plan, 1)]).reason
+    assert_mixes(model, plan, [random_delta(model, plan, seed) for seed in range(2)], inputs(10, 12))
 
 
 def test_a_layer_rule_may_write_every_part_itself() -> None:
@@ -225,7 +217,7 @@ def test_a_subclass_of_a_registered_layer_is_planned_alike_and_merged() -> None:
     model, plan = around(Special, 12)
     assert plan.parameters["layer.weight"].reason == "merged weight of Special"
     assert "layer.weight" not in curvature_of(model, inputs(10, 12))
-    assert "layer (Special)" in mixed_module(model, plan, [random_delta(model, plan, 1)]).reason
+    assert_mixes(model, plan, [random_delta(model, plan, seed) for seed in range(2)], inputs(10, 12))
 
 
 def test_mistakes_in_a_registration_are_named() -> None:

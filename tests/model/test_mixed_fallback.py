@@ -8,10 +8,10 @@ from typing import cast
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations
 
 from halrp import Delta, Plan
 from halrp.model.base import Base
+from halrp.model.per_task import Structure
 from halrp.model.plan import plan as plan_of
 from halrp.model.views import task_view
 from tests.helpers import drawn
@@ -40,45 +40,12 @@ class SequenceFirst(nn.Module):
         return cast(Tensor, self.fc(y.mean(0)))
 
 
-class Token(nn.Module):
-    """Adds a learned vector that belongs to the model itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.token = nn.Parameter(torch.randn(1, 8))
-        self.body = nn.Linear(8, 8)
-        self.fc = nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.fc(self.body(x.mean(1) + self.token).tanh()))
-
-
-class Reader(SequenceFirst):
-    """Reads a layer's weight instead of calling the layer."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.fc((x.mean(1) @ self.body.weight).tanh()))
-
-
 class Centred(SequenceFirst):
     """Subtracts the mean of the batch, so that rows depend on each other."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.body(x.mean(1))
         return cast(Tensor, self.fc(y - y.mean(0)))
-
-
-class TiedLayers(SequenceFirst):
-    """Two layers with one weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.other = nn.Linear(8, 8)
-        self.other.weight = self.body.weight
-        self.fc = cast(nn.Linear, self._modules.pop("fc"))  # a head is the last layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.fc(self.other(self.body(x.mean(1)).tanh())))
 
 
 class Hooked(SequenceFirst):
@@ -92,13 +59,6 @@ class Hooked(SequenceFirst):
         return cast(Tensor, self.fc(self.body(x.mean(1)).tanh()))
 
 
-class Doubled(nn.Linear):
-    """A linear layer that the library does not know."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * super().forward(x)
-
-
 def batch_statistics() -> nn.Module:
     norm = nn.BatchNorm1d(6, track_running_stats=False)
     return nn.Sequential(nn.Linear(8, 8), norm, nn.Flatten(), nn.Linear(48, 3))
@@ -106,21 +66,11 @@ def batch_statistics() -> nn.Module:
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "sequence first": (lambda: SequenceFirst(recurrent=True), "gru"),
-    "token": (Token, "the model itself"),
-    "tied": (TiedLayers, "tied"),
     "hooks": (Hooked, "hooks"),
-    "custom layer": (lambda: nn.Sequential(nn.Flatten(), Doubled(48, 12), nn.Linear(12, 3)), "Doubled"),
-    "weight norm": (
-        lambda: nn.Sequential(
-            nn.Flatten(), parametrizations.weight_norm(nn.Linear(48, 12)), nn.Linear(12, 12), nn.Linear(12, 3)
-        ),
-        "not known",
-    ),
     "batch statistics": (batch_statistics, "statistics of the batch"),
 }
 NOTICED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "sequence first": (SequenceFirst, "shape"),
-    "weight read": (Reader, "AttributeError"),
     "rows that depend on each other": (Centred, "combines rows"),
 }
 
@@ -169,7 +119,7 @@ def test_a_sequence_as_long_as_the_batch_is_not_taken_for_its_rows() -> None:
 def test_the_comparison_of_the_first_batch_catches_what_the_structure_would_not(
     build: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Base, "interaction", lambda *_: "")
+    monkeypatch.setattr(Base, "structure", lambda *_: Structure())
     check_fallback(build, "differed", at_once=False, count=6)
 
 

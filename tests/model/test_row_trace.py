@@ -31,7 +31,7 @@ class Between(nn.Module):
 
 
 def reason_of(model: nn.Module, x: Tensor) -> str:
-    return Base(clone(model).eval(), plan(model), channels_last=False).interaction(x)
+    return Base(clone(model).eval(), plan(model), channels_last=False).structure(x).reason
 
 
 @pytest.mark.parametrize("kind", NETS)

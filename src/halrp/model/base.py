@@ -20,14 +20,16 @@ from halrp.model import batch as tree
 from halrp.model import copy_on_write, views
 from halrp.model.batch import Batch
 from halrp.model.call import Call
+from halrp.model.changeable import Changeable
 from halrp.model.delta import Delta
 from halrp.model.factors import Factors
 from halrp.model.layers.head import outputs_of
 from halrp.model.layers.norm import has_batch_norm
 from halrp.model.layers.registry import family_for
 from halrp.model.layout import Layout
+from halrp.model.per_task import Structure
 from halrp.model.plan import Plan
-from halrp.model.row_trace import interaction
+from halrp.model.row_trace import trace
 from halrp.model.rows import NotRowWise
 from halrp.model.size import Size
 from halrp.model.usable import BaseNumbers
@@ -60,18 +62,18 @@ class Base:
         self.channels_last = channels_last
         self.counts_head = counts_head
         self.call: Call = call or (Call() if initial is None else initial.call)
-        self._interactions: dict[Hashable, str] = {}
+        self._structures: dict[Hashable, Structure] = {}
         self._tracing = Lock()
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what belongs to a process, and what is computed from the rest."""
         cached = {name for name, value in vars(Base).items() if isinstance(value, cached_property)}
-        return {n: v for n, v in vars(self).items() if n not in {"_originals", "_interactions", "_tracing", *cached}}
+        return {n: v for n, v in vars(self).items() if n not in {"_originals", "_structures", "_tracing", *cached}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._originals = copy_on_write.split(self.module)
-        self._interactions, self._tracing = {}, Lock()
+        self._structures, self._tracing = {}, Lock()
 
     @cached_property
     def fingerprint(self) -> str:
@@ -244,22 +246,21 @@ class Base:
             family_for(module).prepare_mixed(path, module)
         return net
 
-    def interaction(self, x: Batch) -> str:
-        """Why rows of batches like x may interact in the model, decided once by its structure; empty if they do not."""
+    def structure(self, x: Batch) -> Structure:
+        """How a pass over mixed rows like x is computed, or why rows may interact; decided once by the model alone."""
         key = tree.kind(x)
         with self._tracing:
-            if key not in self._interactions:
+            if key not in self._structures:
                 try:
-                    self._interactions[key] = interaction(self.row_wise_copy(), self.call, x, self._changed_layers)
+                    self._structures[key] = trace(self.row_wise_copy(), self.call, x, self.changeable)
                 except NotRowWise as reason:
-                    self._interactions[key] = str(reason)
-        return self._interactions[key]
+                    self._structures[key] = Structure(str(reason))
+        return self._structures[key]
 
-    @property
-    def _changed_layers(self) -> set[str]:
-        """The paths of layers with a parameter that tasks own or adapt."""
-        changed = (p for p in self.plan.parameters.values() if p.kind != "shared")
-        return {alias.rpartition(".")[0] for parameter in changed for alias in parameter.aliases}
+    @cached_property
+    def changeable(self) -> Changeable:
+        """The modules with tensors that tasks may change."""
+        return Changeable.of(self.module, self.plan)
 
     def prepare_inputs(self, x: Batch) -> Batch:
         """Inputs on the base's device, in the memory format in which its convolutions are fastest."""

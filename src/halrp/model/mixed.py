@@ -16,10 +16,10 @@ normalised by the rows of that task, as if they had been passed alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import chain
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -30,12 +30,11 @@ from halrp.model.base import Base
 from halrp.model.batch import Batch
 from halrp.model.delta import Delta
 from halrp.model.inference import inference_batches, task_logits
-from halrp.model.layers.mixed_head import mixed_head, output_dimension
-from halrp.model.layers.registry import rule_for
-from halrp.model.layers.stacks import LayerTasks
-from halrp.model.plan import aliases
+from halrp.model.layers.mixed_head import output_dimension
+from halrp.model.mixed_network import changed_names, mixed_network
+from halrp.model.per_task import mixed_pass
 from halrp.model.precision import forward_precision, rounding_unit
-from halrp.model.rows import ROWS, NotRowWise, Rows
+from halrp.model.rows import NotRowWise, Rows
 
 
 class MixedModule:
@@ -67,14 +66,14 @@ class MixedModule:
         self._alone: dict[int, str] = {}
         """Why a task shares no pass, by its index."""
         try:
-            self._net = self._mixed_network(self._deltas)
+            self._net = mixed_network(base, self._deltas, self._view)
         except NotRowWise as reason:
             self._alone = self._refusals()
             sharing = [base.task if number in self._alone else delta for number, delta in enumerate(self._deltas)]
             if all(delta.is_base for delta in sharing):
                 self._reasons[None] = str(reason)
             else:
-                self._net = self._mixed_network(sharing)
+                self._net = mixed_network(base, sharing, self._view)
 
     @property
     def one_pass(self) -> bool:
@@ -132,7 +131,7 @@ class MixedModule:
         alone = self._net is None or int(tasks[0]) in self._alone
         if alone or kind in self._reasons or len(tasks.unique()) == 1:
             return self._task_by_task(x, tasks, batch)
-        reason = self._base.interaction(x)
+        reason = self._base.structure(x).reason
         if not reason:
             try:
                 with forward_precision(precision, tree.device_of(x)):
@@ -167,11 +166,8 @@ class MixedModule:
 
     def _one_pass(self, net: nn.Module, x: Batch, rows: Rows) -> Tensor:
         """All rows, sorted by task, in one pass."""
-        token = ROWS.set(rows)
-        try:
+        with mixed_pass(rows, self._base.structure(x)):
             logits = self._base.call(net, x)
-        finally:
-            ROWS.reset(token)
         widths = [self._classes[task] for task, _ in rows.groups]
         if min(widths) == max(widths):
             return logits
@@ -206,71 +202,16 @@ class MixedModule:
         reasons: dict[frozenset[str], str] = {}
         refused = {}
         for number, delta in enumerate(self._deltas):
-            names = frozenset(_names(delta))
+            names = frozenset(changed_names(delta))
             if names not in reasons:
                 try:
-                    self._mixed_network([delta])
+                    mixed_network(self._base, [delta], self._view)
                     reasons[names] = ""
                 except NotRowWise as reason:
                     reasons[names] = str(reason)
             if reasons[names]:
                 refused[number] = reasons[names]
         return refused
-
-    def _mixed_network(self, deltas: Sequence[Delta]) -> nn.Module:
-        """A copy of the base in which every layer that some task changes has its mixed forward pass."""
-        net = self._base.row_wise_copy()
-        for path, leaves in self._changed(deltas).items():
-            layer = net.get_submodule(path)
-            if layer._forward_hooks or layer._forward_pre_hooks:
-                raise NotRowWise(f"{path} has hooks")
-            layer.__dict__["forward"] = self._mixed_forward(path, layer, leaves, deltas)
-            rule = rule_for(layer)
-            for leaf in leaves if rule is None or rule.hides_tensors else ():
-                (layer._parameters if leaf in layer._parameters else layer._buffers).pop(leaf)
-        return net
-
-    def _changed(self, deltas: Sequence[Delta]) -> dict[str, set[str]]:
-        """For every layer that some task changes, the names of the tensors it changes there."""
-        holders = dict(self._model.named_modules(remove_duplicate=False))
-        listings = self._model.named_parameters, self._model.named_buffers
-        names = aliases(chain.from_iterable(listing(remove_duplicate=False) for listing in listings))
-        changed: dict[str, set[str]] = {}
-        for name in dict.fromkeys(chain.from_iterable(map(_names, deltas))):
-            if len({id(holders[alias.rpartition(".")[0]]) for alias in names.get(name, ())}) > 1:
-                raise NotRowWise(f"{' and '.join(names[name])} are tied")
-            path = name.rpartition(".")[0]
-            for outer in _enclosing(path):
-                rule = rule_for(holders[outer])
-                if rule is not None and rule.reads_children:
-                    path = outer
-            changed.setdefault(path, set()).add(name[len(path) + 1 :] if path else name)
-        return changed
-
-    def _mixed_forward(
-        self, path: str, layer: nn.Module, leaves: set[str], deltas: Sequence[Delta]
-    ) -> Callable[..., Any]:
-        tasks = LayerTasks(
-            path,
-            layer,
-            frozenset(leaves),
-            [delta.held_factors for delta in deltas],
-            [delta.held_owned for delta in deltas],
-            lambda task: self._view(task).get_submodule(path),
-        )
-        if self._plan.head and path == self._plan.output:
-            return mixed_head(tasks, [delta.classes for delta in deltas])
-        rule = rule_for(layer)
-        if rule is None:
-            raise tasks.not_row_wise()
-        if "mixed" in rule.lacks:
-            raise tasks.not_row_wise(f"the layer rule for {type(layer).__name__} has no mixed form")
-        return rule.mixed(tasks)
-
-
-def _names(delta: Delta) -> tuple[str, ...]:
-    """The tensors that a task changes."""
-    return (*delta.held_factors, *delta.held_owned)
 
 
 def _concatenate(parts: Sequence[Tensor]) -> Tensor:
@@ -289,13 +230,6 @@ def _concatenate(parts: Sequence[Tensor]) -> Tensor:
         pads = [(*after, 0, width - part.shape[dimension]) for part in parts]
         parts = [nn.functional.pad(part, pad, value=-torch.inf) for part, pad in zip(parts, pads, strict=True)]
     return torch.cat(list(parts))
-
-
-def _enclosing(path: str) -> Iterator[str]:
-    """The path of a module, then those of the modules around it, from the inside out."""
-    while path:
-        yield path
-        path = path.rpartition(".")[0]
 
 
 def _reason(error: Exception) -> str:

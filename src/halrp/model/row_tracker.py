@@ -6,7 +6,7 @@ It sees each operation of torch, below everything that is written in Python, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,6 +34,7 @@ class Tracker(TorchDispatchMode):
         self.rows: Any = leaves[0].shape[0]
         """The symbol of their number."""
         self._paused = False
+        self._protected: frozenset[int] = frozenset()
         self._known: dict[int, tuple[Tensor, RowDim]] = {}
         """Tensors with rows, by id; they are referred to here so that no id is used twice."""
         for leaf in leaves:
@@ -76,6 +77,15 @@ class Tracker(TorchDispatchMode):
             yield
         finally:
             self._paused = before
+
+    @contextmanager
+    def protecting(self, tensors: Iterable[Tensor]) -> Iterator[None]:
+        """Refuse operations that write to tensors inside the block."""
+        self._protected = frozenset(map(id, tensors))
+        try:
+            yield
+        finally:
+            self._protected = frozenset()
 
     # ---- functions that are known by the shapes that they give ---------------------------------------------------
 
@@ -130,6 +140,8 @@ class Tracker(TorchDispatchMode):
 
     def _follow(self, func: Any, arguments: Mapping[str, Any], outputs: list[Tensor], before: Any) -> None:
         written = [self.row_dim(arguments[a.name]) for a in _written(func)]
+        if any(id(arguments[a.name]) in self._protected for a in _written(func)):
+            raise NotRowWise("writes to a tensor of each task")
         if torch.Tag.nondeterministic_seeded in func.tags and rule_of(func) is not attention:  # it drops none
             raise NotRowWise("draws random numbers")
         rows = self.rows_of_result(rule_of(func), arguments, outputs[0], before)

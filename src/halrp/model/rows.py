@@ -35,12 +35,30 @@ class Rows:
         self.groups = tuple(groups)
         """Each task that is present, and its rows."""
 
+        self._repeated: dict[int, Rows] = {1: self}
+
     def __len__(self) -> int:
         return len(self.tasks)
+
+    def repeated(self, times: int) -> Rows:
+        """The same rows, each several times in succession: the windows or frames of one row are of its task."""
+        if times not in self._repeated:
+            tasks = [task for task, members in self.groups for _ in range(times * len(members))]
+            self._repeated[times] = Rows(tasks, self.tasks.device)
+        return self._repeated[times]
 
     def of(self, stack: Tensor) -> Tensor:
         """Each row's entry of a stack (T, ...) over tasks: (N, ...)."""
         return stack.index_select(0, self.tasks)
+
+    def of_groups(self, values: Sequence[Tensor]) -> Tensor:
+        """Each row's tensor (...) of one for each task that is present: (N, ...)."""
+        return torch.stack(list(values)).index_select(0, self._group_of_row)
+
+    @cached_property
+    def _group_of_row(self) -> Tensor:
+        numbers = [number for number, (_, members) in enumerate(self.groups) for _ in members]
+        return torch.tensor(numbers, device=self.tasks.device)
 
     def last(self, stack: Tensor, x: Tensor) -> Tensor:
         """Each row's entry of a stack (T, *shape), to broadcast against x (N, ..., *shape)."""
@@ -92,11 +110,12 @@ ROWS: ContextVar[Rows] = ContextVar("ROWS")
 
 
 def rows_of(x: Tensor, layer: str, dims: int | None = None) -> Rows:
-    """The rows of this call, if x has an entry for each of them (and `dims` dimensions, if given)."""
+    """The rows of this call, if x has entries for each of them (and `dims` dimensions, if given)."""
     rows = ROWS.get()
-    if x.dim() < 2 or x.shape[0] != len(rows) or (dims is not None and x.dim() != dims):
+    each, rest = divmod(x.shape[0], len(rows)) if x.dim() > 1 else (0, 1)
+    if rest or not each or (dims is not None and x.dim() != dims):
         raise NotRowWise(f"{layer} sees an input of shape {tuple(x.shape)} in a batch of {len(rows)} rows")
-    return rows
+    return rows.repeated(each)
 
 
 def compute_apart(

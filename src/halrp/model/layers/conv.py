@@ -159,35 +159,60 @@ class MixedConv:
     ) -> None:
         self.path, self.layer = tasks.path, cast(Any, tasks.layer)
         self.weights, self.bias, self.finish = weights, bias, finish
-        self.s = weights.s.repeat(1, self.layer.groups)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Apply the layer to x (N, C, *space)."""
-        layer, weights = self.layer, self.weights
-        rows = rows_of(x, self.path, weights.base.dim())
-        x, padding = pad_inputs(x, layer)
-        window = geometry(layer, padding)
-        positions = x[:, 0].numel() / math.prod(layer.stride) / len(rows.groups)
-        alone = {*weights.dense, *(weights.full_kernel if positions >= MERGE_FROM else ())}
-
-        def one_task(x: Tensor, task: int) -> Tensor:
-            return kernels.convolve(x, weights.of(task), None if self.bias is None else self.bias[task], window)
-
-        y = compute_apart(x, rows, alone, one_task, lambda x, rows: self._together(x, rows, window))
+        rows = rows_of(x, self.path, self.weights.base.dim())
+        x, padding = pad_inputs(x, self.layer)
+        y = mixed_convolution(x, rows, self.weights, self.bias, geometry(self.layer, padding))
         return y if self.finish is None else self.finish(y)
 
-    def _together(self, x: Tensor, rows: Rows, window: Geometry) -> Tensor:
-        weights = self.weights
-        shift = None if self.bias is None else rows.channels(self.bias, x)
+
+def mixed_convolution(x: Tensor, rows: Rows, weights: WeightStack, bias: Tensor | None, window: Geometry) -> Tensor:
+    """Convolve each row of x (N, C, *space) with its task's weight, and add its task's bias of a stack (T, J)."""
+    depthwise = weights.base.shape[1] == 1 and window.groups == x.shape[1]
+    if depthwise and any(weights.changes(task) for task, _ in rows.groups):
+        return _depthwise(x, rows, weights, bias, window)
+    positions = x[:, 0].numel() / math.prod(window.stride) / len(rows.groups)
+    alone = {*weights.dense, *(weights.full_kernel if positions >= MERGE_FROM else ())}
+
+    def one_task(x: Tensor, task: int) -> Tensor:
+        return kernels.convolve(x, weights.of(task), None if bias is None else bias[task], window)
+
+    def together(x: Tensor, rows: Rows) -> Tensor:
+        shift = None if bias is None else rows.channels(bias, x)
         if not weights.scaled:
             return scale_and_shift(kernels.convolve(x, weights.base, None, window), None, shift)
-        y = kernels.convolve(x * rows.channels(self.s, x), weights.base, None, window)
+        s = rows.channels(weights.s, x).repeat(1, window.groups, *(1 for _ in x.shape[2:]))
+        y = kernels.convolve(x * s, weights.base, None, window)
         y = scale_and_shift(y, rows.channels(weights.r, x), shift)
         for stack in (weights.mean, weights.full):
             low_rank = stack and stack.among(rows)
             if low_rank:
                 y = _add_low_rank(y, x, low_rank, rows, weights.base, window)
         return y
+
+    return compute_apart(x, rows, alone, one_task, together)
+
+
+def _depthwise(x: Tensor, rows: Rows, weights: WeightStack, bias: Tensor | None, window: Geometry) -> Tensor:
+    """Convolve with merged weights, which in a depthwise convolution are as few as the numbers of one window.
+
+    Channels of different rows are as independent as those of one row, so all of them are channels of one example. In
+    channels-last memory they do not lie side by side, and tasks are computed one after another.
+    """
+    if _is_channels_last(x):
+        pieces = [
+            kernels.convolve(x[members.start : members.stop], weights.of(task), None, window)
+            for task, members in rows.groups
+        ]
+        y = torch.cat(pieces)
+    else:
+        kernel = rows.of_groups([weights.of(task) for task, _ in rows.groups]).flatten(0, 1)
+        joined = x.reshape(1, -1, *x.shape[2:])
+        y = kernels.convolve(joined, kernel, None, window._replace(groups=joined.shape[1]))
+        y = y.view(len(x), -1, *y.shape[2:])
+    return scale_and_shift(y, None, None if bias is None else rows.channels(bias, x))
 
 
 def _add_low_rank(

@@ -67,10 +67,11 @@ class MixedGroups:
             return value
         if type(value) is tuple:
             return tuple(self._narrow(key, each, members, count) for each in value)
-        if not isinstance(value, Tensor) or value.dim() <= dim or value.shape[dim] != count:
+        each = value.shape[dim] // count if isinstance(value, Tensor) and value.dim() > dim else 0
+        if not isinstance(value, Tensor) or not each or value.shape[dim] % count:
             shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
             raise NotRowWise(f"{self.path} sees a {type(value).__name__}{shape} in a batch of {count} rows")
-        return value.narrow(dim, members.start, len(members))
+        return value.narrow(dim, each * members.start, each * len(members))
 
 
 def concatenate(parts: Sequence[Any], dim: int) -> Any:

@@ -43,3 +43,10 @@ class ParametrizedRule(LayerRule):
         if parameter.dim() < 2:
             return super().plan(layer, leaf, parameter, tied)
         return Decision("owned", "other", "already parametrized by the model: a full private copy")
+
+
+@layer_rule("torch.nn.utils.parametrizations._SpectralNorm")
+class SpectralNormRule(LayerRule):
+    """Estimates of singular vectors, which every step of training improves."""
+
+    trained_buffers = ("_u", "_v")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from halrp.model.layers.conv import MixedConv
-from halrp.model.layers.head import HEADS
+from halrp.model.layers.head import HEADS, new_head
 from halrp.model.layers.registry import rule_for
 from halrp.model.layers.stacks import LayerTasks, WeightStack, scale_and_shift
 from halrp.model.rows import ROWS, rows_of
@@ -48,15 +50,45 @@ class MixedHeads:
         return self.form(width)(x)
 
 
-def mixed_head(tasks: LayerTasks, classes: Sequence[int]) -> MixedHeads:
+class HeadsApart:
+    """Heads of a class whose forward is its own: each computes the rows of its task."""
+
+    def __init__(self, tasks: LayerTasks, classes: Sequence[int]) -> None:
+        """Take the layer as it is now: it may be changed later."""
+        self.path, self.owned, self.classes = tasks.path, tasks.owned, classes
+        self.layer = copy.copy(tasks.layer)
+        self.layer._parameters = dict(tasks.layer._parameters)
+        self.of_task = cache(self._of_task)
+
+    def _of_task(self, task: int) -> nn.Module:
+        shared = dict(self.layer.named_parameters())
+        owned = {leaf: self.owned[task].get(f"{self.path}.{leaf}") for leaf in shared}
+        head = new_head(self.layer, self.classes[task], torch.device("meta"))
+        for leaf, parameter in shared.items():
+            private = owned[leaf]
+            head._parameters[leaf] = parameter if private is None else nn.Parameter(private, requires_grad=False)
+        return head
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Apply the heads to x, and give them the width of the widest; a class that a task does not have is −inf."""
+        rows = rows_of(x, self.path)
+        parts = [self.of_task(task)(x[members.start : members.stop]) for task, members in rows.groups]
+        dimension = output_dimension(self.layer, parts[0])
+        after = (0, 0) * (parts[0].dim() - dimension - 1)
+        width = max(part.shape[dimension] for part in parts)
+        missing = [(*after, 0, width - part.shape[dimension]) for part in parts]
+        return torch.cat([F.pad(part, pad, value=-torch.inf) for part, pad in zip(parts, missing, strict=True)])
+
+
+def mixed_head(tasks: LayerTasks, classes: Sequence[int]) -> MixedHeads | HeadsApart:
     """The heads of all tasks as one layer; `classes` are those of each task.
 
     The bias of a class that a task does not have is −inf, so that a softmax after the head does not see it.
     """
     rule = rule_for(tasks.layer)
     transposed = rule is not None and rule.inputs_first
-    if type(tasks.layer) not in HEADS and not transposed:  # its forward may be another
-        raise tasks.not_row_wise()
+    if type(tasks.layer) not in HEADS and not transposed:
+        return HeadsApart(tasks, classes)
     shared = dict(tasks.layer.named_parameters())
     base_weight = shared["weight"].detach().mT if transposed else shared["weight"].detach()
     weight = base_weight.new_zeros(len(classes), max(classes), *base_weight.shape[1:])

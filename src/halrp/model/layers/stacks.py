@@ -9,7 +9,8 @@ task's rows alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,9 @@ class LayerTasks:
     """For each task, its private tensors by their full names."""
     layer_of: Callable[[int], nn.Module]
     """The layer as it is in the module of one task."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Full names of tensors under which tasks hold them, by their names inside the layer, where these differ: a tensor
+    that several layers share has the name that it has in the first."""
 
     def require_only(self, *leaves: str) -> None:
         """Raise `NotRowWise` if tasks change any other tensor of the layer."""
@@ -43,18 +47,23 @@ class LayerTasks:
         name = f"{self.path or 'the model itself'} ({type(self.layer).__name__})"
         return NotRowWise(f"{name} is not known to treat rows independently{detail and ': '}{detail}")
 
+    def name(self, leaf: str) -> str:
+        """The full name of a tensor of the layer."""
+        return self.names.get(leaf, f"{self.path}.{leaf}".lstrip("."))
+
     def weights(self, transposed: bool = False) -> WeightStack:
         """What the tasks make of the layer's weight, or of the transposed matrix."""
-        factors = [task.get(f"{self.path}.weight") for task in self.factors]
-        weight, dense = self.layer.get_parameter("weight").detach(), self.dense("weight")
-        if transposed:
-            factors = [part and part.transposed() for part in factors]
-            weight, dense = weight.mT, {task: matrix.mT for task, matrix in dense.items()}
-        return WeightStack(weight, factors, dense)
+        weight = self.tensor("weight", self.layer.get_parameter("weight").detach())
+        return weight.transposed if transposed else weight.stack
+
+    def tensor(self, leaf: str, shared: Tensor) -> TaskTensor:
+        """A tensor of the layer as each task has it; `shared` is the base's."""
+        name = self.name(leaf)
+        return TaskTensor(shared, [task.get(name) for task in self.factors], self.dense(leaf))
 
     def dense(self, leaf: str) -> dict[int, Tensor]:
         """The private copies of a tensor, by task."""
-        name = f"{self.path}.{leaf}"
+        name = self.name(leaf)
         return {task: owned[name] for task, owned in enumerate(self.owned) if name in owned}
 
     def stack(self, leaf: str) -> Tensor | None:
@@ -110,13 +119,45 @@ class WeightStack:
         mean = [part if part is not None and part.q.shape[1] == narrow else None for part in factors]
         full = [part if part is not None and part.q.shape[1] != narrow else None for part in factors]
         self.mean, self.full = LowRankStack.of(base, mean), LowRankStack.of(base, full)
-        self.full_kernel = {task: part for task, part in enumerate(full) if part is not None}
+        self.full_kernel = {task for task, part in enumerate(full) if part is not None}
+        self._factors = factors
+
+    def changes(self, task: int) -> bool:
+        """Whether a task has another weight than the base."""
+        return task in self.dense or self._factors[task] is not None
 
     def of(self, task: int) -> Tensor:
-        """The whole weight of a task that has a dense one or full-kernel factors."""
-        if task in self.dense:
-            return self.dense[task]
-        return self.full_kernel[task].merged(self.base)
+        """The whole weight of a task."""
+        factors = self._factors[task]
+        return self.dense.get(task, self.base) if factors is None else factors.merged(self.base)
+
+
+class TaskTensor:
+    """One tensor of a model, as each task has it."""
+
+    def __init__(self, shared: Tensor, factors: Sequence[Factors | None], dense: Mapping[int, Tensor]) -> None:
+        """Take the base's tensor, and what tasks have instead: factors, one entry per task, or tensors by task."""
+        self.shared, self.factors, self.dense = shared, factors, dense
+
+    def __call__(self, task: int) -> Tensor:
+        """The tensor of a task."""
+        factors = self.factors[task]
+        return self.dense.get(task, self.shared) if factors is None else factors.merged(self.shared)
+
+    def changes(self, task: int) -> bool:
+        """Whether a task has another tensor than the base."""
+        return task in self.dense or self.factors[task] is not None
+
+    @cached_property
+    def stack(self) -> WeightStack:
+        """The tensor as a weight (J, I, *kernel)."""
+        return WeightStack(self.shared, self.factors, self.dense)
+
+    @cached_property
+    def transposed(self) -> WeightStack:
+        """The tensor as a matrix (I, J) whose rows meet the inputs."""
+        factors = [part and part.transposed() for part in self.factors]
+        return WeightStack(self.shared.mT, factors, {task: matrix.mT for task, matrix in self.dense.items()})
 
 
 def scale_and_shift(x: Tensor, scale: Tensor | None, shift: Tensor | None, overwrite: bool = True) -> Tensor:

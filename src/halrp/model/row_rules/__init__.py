@@ -31,7 +31,10 @@ _RULES: Sequence[tuple[Rule, str]] = (
         "all.dims logsumexp var.correction std.correction var_mean.correction std_mean.correction linalg_vector_norm "
         "norm.ScalarOpt_dim kthvalue median.dim nanmedian.dim mode nansum count_nonzero.dim_IntList",
     ),
-    (entries.along, "_softmax _log_softmax cumsum cumprod cummax cummin logcumsumexp sort sort.stable topk flip roll"),
+    (
+        entries.along,
+        "_softmax _log_softmax _safe_softmax cumsum cumprod cummax cummin logcumsumexp sort sort.stable topk flip roll",
+    ),
     (entries.along, "glu unfold _fft_c2c _fft_r2c _fft_c2r"),
     (entries.every_entry("self"), "bucketize.Tensor view_as_real"),
     (entries.last(1), "view_as_complex"),
@@ -106,7 +109,7 @@ KEEPS_NUMBERS = frozenset(
     }
 )
 """Rules of operations after which numbers of rows are still that."""
-_FIXES_SIZES = ("constant_pad_nd", "channel_shuffle", "im2col", "col2im", "_fft_")
+_FIXES_SIZES = ("constant_pad_nd", "channel_shuffle", "im2col", "col2im", "_fft_", "addcmul", "addcdiv", "lerp")
 
 
 def rule_of(operation: torch._ops.OpOverload) -> Rule | None:
