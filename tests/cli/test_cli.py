@@ -25,7 +25,8 @@ from halrp.errors import ModelError
 from halrp.store import task_file
 from halrp.tools import export
 from tests.commands import invoke
-from tests.helpers import FAST, net, tiny_task
+from tests.helpers import FAST, drawn, net, tiny_task
+from tests.test_batches_of_tensors import TwoInputs
 
 MODEL = "tests.cli.test_cli:build"
 SHAPE = "1,3,8,8"
@@ -41,6 +42,10 @@ def build_other() -> nn.Module:
 
 def build_tokens() -> nn.Module:
     return net("gru")
+
+
+def build_two_inputs() -> nn.Module:
+    return drawn(TwoInputs)
 
 
 def build_nothing() -> nn.Module:
@@ -394,6 +399,36 @@ def test_export_of_a_model_that_reads_tokens(tmp_path: Path) -> None:
     assert refused.code == 2
     assert "--tokens" in refused.error
     assert ran(*arguments, "--input", "1,6", "--tokens", "20").code == 0
+
+
+def test_export_of_a_model_with_inputs_by_name(tmp_path: Path) -> None:
+    two = Learner(build_two_inputs(), head="fc", base="given", method=Halrp.budget(bytes_per_task=6_000), recipe=FAST)
+    two.learn("a", ({"left": torch.ones(8, 6), "right": torch.ones(8, 4)}, torch.arange(8) % 2))
+    two.save(tmp_path / "store")
+    output = tmp_path / "a.onnx"
+    options = ("-o", output, "--model", "tests.cli.test_cli:build_two_inputs")
+    result = ran("export", tmp_path / "store", "a", *options, "--input", "left=2,6", "--input", "right=2,4")
+    assert result.code == 0, result.error
+    session = onnxruntime.InferenceSession(output.read_bytes(), providers=["CPUExecutionProvider"])
+    assert [given.name for given in session.get_inputs()] == ["left", "right"]
+    shown = ran("inspect", tmp_path / "store")
+    assert "classification" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--input", "left=2,6", "--input", "right=3,4"), "same number of rows"),
+        (("--input", "left=2,6", "--input", "left=2,4"), "another name for each"),
+        (("--input", "2,6", "--input", "right=2,4"), "another name for each"),
+        (("--input", "left=2,6", "--tokens", "middle=9"), "no --input has this name; there are left"),
+        (("--input", "left=2,6", "--tokens", "left=0"), "--tokens 0 must be at least 1"),
+    ],
+)
+def test_inputs_that_do_not_fit_together_are_refused(saved: Path, options: tuple[str, ...], message: str) -> None:
+    result = ran("export", saved, "third", "-o", "model.pt2", "--model", MODEL, *options)
+    assert result.code == 2
+    assert message in result.error
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ A store never holds code, so a command that needs a model takes a reference to a
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -85,7 +85,7 @@ def inspect_store(store: Folder, as_json: Json = False) -> None:
     if as_json:
         echo_block(json.dumps(content, indent=1))
         return
-    titles = ("task", "classes", "view", "precision", "bytes", "recovered", "ranks")
+    titles = ("task", "kind", "classes", "view", "precision", "bytes", "recovered", "ranks")
     print_table(titles, map(_row, content["tasks"]), right=("classes", "bytes", "recovered"), wrap=("task", "ranks"))
     separate, total = content["separate_bytes"], content["bytes"]
     echo(f"\nBase {content['fingerprint']}, head {content['head']!r}, written by halrp {content['version']}.")
@@ -104,7 +104,8 @@ def _row(task: Mapping[str, Any]) -> tuple[str, ...]:
     ranks = [f"{weight} {rank}" for weight, rank in task["ranks"].items()]
     ranks += [f"{weight} dense" for weight in task["dense"]]
     text = "the base itself" if task["base"] else ", ".join(ranks)
-    return task["name"], str(task["classes"]), task["view"], task["precision"], f"{task['bytes']:,}", share, text
+    numbers = task["view"], task["precision"], f"{task['bytes']:,}", share
+    return task["name"], task["objective"]["name"], str(task["classes"]), *numbers, text
 
 
 def verify_store(
@@ -137,8 +138,14 @@ def export_task(
     task: Annotated[str, typer.Argument(metavar="TASK", help="the name of a task", show_default=False)],
     output: Annotated[Path, typer.Option("-o", "--output", help="model.onnx or model.pt2", show_default=False)],
     model: ModelOption,
-    shape: Annotated[str, typer.Option("--input", help="shape of the inputs, rows first: 1,3,32,32")],
-    tokens: Annotated[int | None, typer.Option(help="inputs are integers below this number, such as token ids")] = None,
+    shapes: Annotated[
+        list[str],
+        typer.Option("--input", help="shape of the inputs, rows first: 1,3,32,32; NAME=1,16 for each of several"),
+    ],
+    tokens: Annotated[
+        list[str] | None,
+        typer.Option(help="inputs are integers below this number, such as token ids; NAME=N for one of several"),
+    ] = None,
     batch: Annotated[Batch, typer.Option(help="accept any number of rows, or only that of --input")] = Batch.dynamic,
     force: Annotated[bool, typer.Option("--force", help="replace the output if it exists")] = False,
 ) -> None:
@@ -147,18 +154,20 @@ def export_task(
     The file is run and compared with the library's predictions before it is written.
 
     Example: halrp export store/ birds -o birds.onnx --model my_models:resnet --input 1,3,32,32
+
+    Example: halrp export store/ tickets -o tickets.onnx --model my_models:bert --input input_ids=1,16 --tokens 30522
     """
     from halrp.learner import Learner
     from halrp.tools import export
 
     export.refuse_path(output, force)
-    sizes = parse_shape(shape)
+    sizes, limits = parse_inputs(shapes), parse_tokens(tokens or [])
     learner = Learner.load(store, load_model(model))
     module = learner.export(task)
     written = export.write(
         module,
         lambda x: learner.predict(x, task),
-        random_input(sizes, tokens, next(module.parameters()).dtype),
+        random_inputs(sizes, limits, next(module.parameters()).dtype),
         output,
         dynamic=batch is Batch.dynamic,
         force=force,
@@ -189,18 +198,44 @@ def parse_shape(text: str) -> tuple[int, ...]:
     return sizes
 
 
-def random_input(sizes: tuple[int, ...], tokens: int | None, dtype: torch.dtype) -> Tensor:
-    """An input on which logits are compared, the same every time."""
+def parse_inputs(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Shapes by the names of inputs; "" for a single one without a name."""
+    pairs = [(name, parse_shape(shape)) for name, _, shape in (text.rpartition("=") for text in texts)]
+    shapes = dict(pairs)
+    if len(shapes) < len(pairs) or ("" in shapes and len(shapes) > 1):
+        raise SettingError(f"--input {' '.join(texts)}: give one shape, or NAME=SHAPE with another name for each")
+    if len({shape[0] for shape in shapes.values()}) > 1:
+        raise SettingError(f"--input {' '.join(texts)}: all inputs must have the same number of rows")
+    return shapes
+
+
+def parse_tokens(texts: Sequence[str]) -> dict[str, int]:
+    """Limits of integers by the names of inputs; "" for all."""
+    limits = {}
+    for name, _, number in (text.rpartition("=") for text in texts):
+        if not number.isdecimal() or int(number) < 1:
+            raise SettingError(f"--tokens {number} must be at least 1")
+        limits[name] = int(number)
+    return limits
+
+
+def random_inputs(shapes: Mapping[str, tuple[int, ...]], limits: Mapping[str, int], dtype: torch.dtype) -> Any:
+    """Inputs on which logits are compared, the same every time: a tensor, or a dict of tensors."""
+    if unknown := sorted(limits.keys() - shapes.keys() - {""}):
+        raise SettingError(f"--tokens {unknown[0]}=...: no --input has this name; there are {', '.join(shapes)}")
+    drawn = {name: _drawn(name, sizes, limits.get(name, limits.get("")), dtype) for name, sizes in shapes.items()}
+    return drawn.get("", drawn)
+
+
+def _drawn(name: str, sizes: tuple[int, ...], limit: int | None, dtype: torch.dtype) -> Tensor:
     import torch
 
     from halrp.seeding import generator
 
-    source = generator("export", sizes)
-    if tokens is None:
+    source = generator("export", sizes, *([name] if name else []))
+    if limit is None:
         return torch.randn(sizes, generator=source).to(dtype)
-    if tokens < 1:
-        raise SettingError(f"--tokens {tokens} must be at least 1")
-    return torch.randint(tokens, sizes, generator=source)
+    return torch.randint(limit, sizes, generator=source)
 
 
 COMMANDS: dict[str, Callable[..., None]] = {

@@ -44,6 +44,7 @@ def _task(name: str, entry: Entry, delta: Delta) -> dict[str, Any]:
         "name": name,
         "file": entry.file,
         "bytes": entry.bytes,
+        "objective": dict(delta.objective),
         "classes": delta.classes,
         "class_names": None if delta.class_names is None else list(delta.class_names),
         "base": delta.is_base,

@@ -16,7 +16,7 @@ from halrp.lab.methods import Method
 from halrp.lab.records import schema
 from halrp.lab.run import runner, state, sweep
 from halrp.lab.run.cell import Cell
-from halrp.lab.streams import Split
+from halrp.lab.streams import Split, Task
 from halrp.store import atomic
 from halrp.training.progress import Progress
 from tests.helpers import one_thread
@@ -200,15 +200,15 @@ def test_the_demo_ends_with_a_table_of_all_four_methods_and_a_page(
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The tasks whose accuracy was measured on all rows, one entry for each part."""
+    """The tasks whose score was measured on all rows, one entry for each part."""
     result: list[int] = []
-    real = runner.accuracy
+    real = runner.score
 
-    def accuracy(method: Method, split: Split, task: int) -> float:
-        result.append(task)
-        return real(method, split, task)
+    def score(method: Method, task: Task, split: Split, position: int) -> float:
+        result.append(position)
+        return real(method, task, split, position)
 
-    monkeypatch.setattr(runner, "accuracy", accuracy)
+    monkeypatch.setattr(runner, "score", score)
     return result
 
 

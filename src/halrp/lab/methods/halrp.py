@@ -41,7 +41,7 @@ class HalrpMethod(Method):
         """Learn the base, or a delta."""
         if self.learner is None:
             self.learner = self._learner(task.classes, {})
-        self.learner.learn(task.name, task.train, task.val, classes=task.classes, augment=task.augment)
+        self.learner.learn(task.name, task.train, task.val, objective=task.objective, augment=task.augment)
 
     def _learner(self, classes: int, files: Mapping[str, bytes]) -> Learner:
         """A learner that continues from the files of a store."""

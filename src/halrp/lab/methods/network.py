@@ -21,7 +21,6 @@ from halrp.model.layers.head import new_head
 from halrp.model.layers.norm import BATCH_NORMS
 from halrp.model.plan import Plan, plan
 from halrp.model.views import get_tensor, replace_module
-from halrp.objectives import Classification
 from halrp.store.folder import slug
 from halrp.training.batches import InMemory, refuse_batch_of_one
 from halrp.training.checkpoint import Checkpoints
@@ -110,7 +109,7 @@ def examples(context: Context, task: Task, net: nn.Module) -> InMemory:
         name=name,
         device=next(net.parameters()).device,
         batch=recipe.batch,
-        objective=Classification(task.classes),
+        objective=task.objective,
         channels_last=channels_last(context, net),
     )
     if any(isinstance(m, BATCH_NORMS) for m in net.modules()):

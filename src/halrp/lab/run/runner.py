@@ -40,7 +40,6 @@ __all__ = [
     "Row",
     "RunState",
     "StreamDiffers",
-    "accuracy",
     "check_sent",
     "environment",
     "execute",
@@ -48,6 +47,7 @@ __all__ = [
     "read_finished",
     "record",
     "run",
+    "score",
     "tidy",
     "without_times",
     "write",
@@ -228,14 +228,17 @@ class CachedAccuracy:
         logits = method.predict(self.rows, self.position)
         if self.logits is None or not torch.equal(logits, self.logits):
             self.logits, task = logits, task or self.stream[self.position]
-            self.accuracies = accuracy(method, task.val, self.position), accuracy(method, task.test, self.position)
+            self.accuracies = (
+                score(method, task, task.val, self.position),
+                score(method, task, task.test, self.position),
+            )
         return self.accuracies
 
 
-def accuracy(method: methods.Method, split: streams.Split, task: int) -> float:
-    """The share of a split's examples whose largest logit is that of the correct class."""
-    predicted = method.predict(split.x, task).argmax(1)
-    return round(float((predicted == split.y.to(predicted.device)).float().mean()), 6)
+def score(method: methods.Method, task: streams.Task, split: streams.Split, position: int) -> float:
+    """The score of a split by the task's objective: for classification, the share of correct examples."""
+    outputs = method.predict(split.x, position).float()
+    return round(float(task.objective.score(outputs, task.objective.check(split.y, task.name).to(outputs.device))), 6)
 
 
 def record(cell: Cell, rows: list[Row]) -> Record:

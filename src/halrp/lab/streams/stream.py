@@ -12,6 +12,7 @@ from typing import NamedTuple, overload
 from torch import Generator, Tensor
 
 from halrp.errors import TaskError
+from halrp.objectives import Classification, Objective
 from halrp.text import is_encodable
 
 
@@ -36,14 +37,14 @@ numbers come from the generator, which is on the CPU."""
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A named classification problem."""
+    """A named learning problem: classification, unless it says what else."""
 
     name: str
     """The task's name, the same in every order."""
     identity: int
     """The task's number in its benchmark, the same in every order."""
     classes: int
-    """The number of classes; labels are local, 0 … classes−1."""
+    """The number of classes; labels are local, 0 … classes−1. Of another kind of task, the number of outputs."""
     train: Split
     val: Split
     test: Split
@@ -53,6 +54,13 @@ class Task:
     """The normalisation of the pixels."""
     augment: Augment | None = None
     """The augmentation of training batches; None if the benchmark has none."""
+    kind: Objective | None = None
+    """What outputs mean, fitted to the training targets; None is classification."""
+
+    @property
+    def objective(self) -> Objective:
+        """What outputs mean."""
+        return Classification(self.classes) if self.kind is None else self.kind
 
     def __post_init__(self) -> None:
         for name in (self.name, *self.class_names):
