@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from halrp import Delta, Halrp, Learner, Store
 from halrp.model.base import Base
 from halrp.store import task_file
-from halrp.store.manifest import Entry, entry_of
+from halrp.store.manifest import FORMAT, Entry, Manifest, entry_of
 from tests.helpers import FAST, net, tiny_task
 
 X = tiny_task("mlp", 7)[0]
@@ -77,3 +78,20 @@ class Material:
 
     def file(self, name: str, content: int = 0) -> Entry:
         return entry_of(f"tasks/{name}", task_file.write(self.delta(name, content)))
+
+
+def manifest_of(tasks: int, version: int = FORMAT) -> Manifest:
+    """The manifest of a store with some tasks, of which no file is there."""
+    digests = [sha256(str(number).encode()).hexdigest() for number in range(tasks + 2)]
+    entries = [Entry(f"tasks/t{n}-{digest[:16]}.safetensors", digest, 1000 + n) for n, digest in enumerate(digests[2:])]
+    base, layout = digests[:2]
+    manifest = Manifest(
+        head="fc",
+        channels_last=False,
+        fingerprint=base,
+        base=Entry(f"base-{base[:16]}.safetensors", base, 100),
+        tasks={f"task {number}": entry for number, entry in enumerate(entries)},
+        layouts={layout[:16]: Entry(f"layout-{layout[:16]}.json", layout, 100)},
+        format=version,
+    )
+    return manifest.following(None) if version > 2 else manifest

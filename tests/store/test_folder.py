@@ -11,12 +11,11 @@ from halrp.store import atomic, signing
 from halrp.store.folder import FOLDERS, Folder, purpose_of, signature_name, slug, work_name
 from halrp.store.manifest import Entry, entry_of
 from halrp.store.signing import Key
-from tests.store.stores import snapshot
-from tests.store.test_manifest import large
+from tests.store.stores import manifest_of, snapshot
 
 PRIVATE = Key("ed25519-private", bytes(range(32)))
 OTHER = Key("ed25519-private", bytes(32))
-MANIFEST = large(2)
+MANIFEST = manifest_of(2)
 
 
 def modified(path: Path) -> int:
@@ -164,7 +163,7 @@ def test_a_signed_manifest_is_not_followed_by_one_without_a_signature(tmp_path: 
     signing_folder.sign("manifest.json", MANIFEST.content)
     signing_folder.refuse_unsigned(MANIFEST)
     plain.refuse_unsigned(None)
-    plain.refuse_unsigned(large(3))  # the signature is of another one
+    plain.refuse_unsigned(manifest_of(3))  # the signature is of another one
     with pytest.raises(SignatureError, match="is signed, and a change without its key"):
         plain.refuse_unsigned(MANIFEST)
 
@@ -194,7 +193,7 @@ def test_a_file_is_verified_by_content_and_purpose_and_the_message_names_it(tmp_
 def test_a_manifest_without_a_signature_is_read_again_only_if_it_was_replaced_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, path, later = Folder(tmp_path, PRIVATE), tmp_path / "manifest.json", large(3)
+    folder, path, later = Folder(tmp_path, PRIVATE), tmp_path / "manifest.json", manifest_of(3)
     path.write_bytes(MANIFEST.content)
     reads: list[Path] = []
     real = atomic.read

@@ -14,8 +14,7 @@ from halrp.store import lineage
 from halrp.store.manifest import FORMAT, HISTORY, Manifest
 from tests.helpers import net, tiny_task
 from tests.store.corpus.make import CORPORA, HERE
-from tests.store.stores import learned, same_predictions, snapshot
-from tests.store.test_manifest import large
+from tests.store.stores import learned, manifest_of, same_predictions, snapshot
 
 
 def lose(folder: Path, _: Path) -> None:
@@ -190,7 +189,7 @@ def generations(count: int, head: str = "fc") -> list[Manifest]:
     """The first generations of a store; each adds a task."""
     made: list[Manifest] = []
     for number in range(count):
-        made.append(dataclasses.replace(large(number + 1), head=head).following(made[-1] if made else None))
+        made.append(dataclasses.replace(manifest_of(number + 1), head=head).following(made[-1] if made else None))
     return made
 
 
@@ -205,7 +204,7 @@ def test_a_generation_that_was_written_by_somebody_else_is_a_fork_as_far_as_the_
     seen = generations(HISTORY + 4)
     forked = [*seen[:2]]
     while len(forked) < len(seen):
-        forked.append(dataclasses.replace(large(50 + len(forked)), identity="").following(forked[-1]))
+        forked.append(dataclasses.replace(manifest_of(50 + len(forked)), identity="").following(forked[-1]))
     known = seen[2]
     assert [("another history" in refusal(known, present)) for present in forked[2:]] == [True] * (HISTORY + 1) + [
         False
@@ -220,7 +219,7 @@ def test_another_store_is_named() -> None:
 
 
 def test_a_store_without_generations_may_grow_and_change_but_loses_no_task() -> None:
-    two, three = large(2, version=2), large(3, version=2)
+    two, three = manifest_of(2, version=2), manifest_of(3, version=2)
     other = dataclasses.replace(two, tasks={**two.tasks, "task 1": three.tasks["task 2"]})
     assert refusal(two, three) == refusal(two, other) == refusal(None, two) == ""
     assert "was rolled back" in refusal(three, two)

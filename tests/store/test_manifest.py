@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +17,7 @@ from halrp.store import manifest as manifests
 from halrp.store.manifest import FORMAT, MOST_FILES, Entry, Manifest
 from tests.helpers import tiny_task
 from tests.store.corpus.make import HERE
-from tests.store.stores import learned, snapshot
-
-
-def large(tasks: int, version: int = FORMAT) -> Manifest:
-    digests = [sha256(str(number).encode()).hexdigest() for number in range(tasks + 2)]
-    entries = [Entry(f"tasks/t{n}-{digest[:16]}.safetensors", digest, 1000 + n) for n, digest in enumerate(digests[2:])]
-    base, layout = digests[:2]
-    manifest = Manifest(
-        head="fc",
-        channels_last=False,
-        fingerprint=base,
-        base=Entry(f"base-{base[:16]}.safetensors", base, 100),
-        tasks={f"task {number}": entry for number, entry in enumerate(entries)},
-        layouts={layout[:16]: Entry(f"layout-{layout[:16]}.json", layout, 100)},
-        format=version,
-    )
-    return manifest.following(None) if version > 2 else manifest
+from tests.store.stores import learned, manifest_of, snapshot
 
 
 def seconds(content: bytes) -> float:
@@ -46,12 +29,12 @@ def seconds(content: bytes) -> float:
 @pytest.mark.parametrize("version", [2, FORMAT])
 def test_reading_takes_linear_time(version: int) -> None:
     """Sixteen times as many tasks; quadratic reading would take 256 times as long, and noise is far from four times."""
-    small, big = (large(count, version).content for count in (2_000, 32_000))
+    small, big = (manifest_of(count, version).content for count in (2_000, 32_000))
     assert min(seconds(big) for _ in range(3)) < 64 * min(seconds(small) for _ in range(3))
 
 
 def test_the_most_tasks_are_read_and_more_are_refused_by_number() -> None:
-    manifest = large(MOST_FILES + 1)
+    manifest = manifest_of(MOST_FILES + 1)
     with pytest.raises(DamagedError, match=r"names 200,001 files, more than the 200,000"):
         Manifest.parse(manifest.content, "manifest")
 
@@ -87,14 +70,14 @@ def test_earlier_formats_are_spelled_as_python_indents_them(name: str) -> None:
 
 
 def test_the_checksum_of_a_manifest_is_that_of_the_lines_before_it() -> None:
-    content = large(3).content
+    content = manifest_of(3).content
     lines = content.splitlines(keepends=True)
     assert json.loads(content)["sha256"] == atomic.checksum(b"".join(lines[:-2]))
     assert len(lines) == 13 + 2 + 1 + 3 + 1 + 2
 
 
 def test_a_pruned_file_that_is_in_use_is_refused() -> None:
-    manifest = large(3)
+    manifest = manifest_of(3)
     lying = replace(manifest, pruned=(manifest.tasks["task 1"].file,))
     with pytest.raises(DamagedError, match="list of pruned files"):
         Manifest.parse(lying.content, "manifest")
@@ -109,8 +92,8 @@ def spelled(content: bytes, old: str, new: str) -> bytes:
 
 
 def with_versions() -> Manifest:
-    manifest = large(3)
-    old = large(6).tasks
+    manifest = manifest_of(3)
+    old = manifest_of(6).tasks
     return replace(manifest, versions={"task 1": (old["task 4"], old["task 5"])})
 
 
@@ -136,25 +119,25 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "base of another content": ({"base": Entry(f"base-{'1' * 16}.safetensors", OTHER, 8)}, "bad file 'base-1111"),
     "base without a checksum": ({"base": Entry(f"base-{OTHER[:16]}.safetensors", "0" * 63, 8)}, "bad checksum"),
     "base that is too small": ({"base": Entry(f"base-{OTHER[:16]}.safetensors", OTHER, 7)}, "bad size"),
-    "task without a name": ({"tasks": {"": large(1).tasks["task 0"]}}, "twice or not at all"),
-    "layout under the name of a task": ({"layouts": {"": large(1).tasks["task 0"]}}, "bad file 'tasks/t0"),
+    "task without a name": ({"tasks": {"": manifest_of(1).tasks["task 0"]}}, "twice or not at all"),
+    "layout under the name of a task": ({"layouts": {"": manifest_of(1).tasks["task 0"]}}, "bad file 'tasks/t0"),
 }
 
 
 @pytest.mark.parametrize(("changes", "reason"), BAD.values(), ids=BAD)
 def test_a_bad_value_is_refused_by_its_name_though_the_checksum_is_right(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(DamagedError, match=f"^source .*{reason}"):
-        Manifest.parse(replace(large(3), **changes).content, "source")
+        Manifest.parse(replace(manifest_of(3), **changes).content, "source")
 
 
 def test_the_limits_of_good_values_are_accepted() -> None:
     smallest = Entry(f"base-{OTHER[:16]}.safetensors", OTHER, 8)
-    manifest = replace(large(3), base=smallest, history=("a" * 16,) * 32)
+    manifest = replace(manifest_of(3), base=smallest, history=("a" * 16,) * 32)
     assert Manifest.parse(manifest.content, "manifest") == manifest
 
 
 def test_a_name_that_occurs_twice_and_a_field_that_nobody_knows_are_refused() -> None:
-    content = large(3).content
+    content = manifest_of(3).content
     with pytest.raises(DamagedError, match="names the task 'task 0' twice"):
         Manifest.parse(spelled(content, '"name": "task 1"', '"name": "task 0"'), "manifest")
     with pytest.raises(DamagedError, match="bad entry"):
@@ -162,7 +145,7 @@ def test_a_name_that_occurs_twice_and_a_field_that_nobody_knows_are_refused() ->
 
 
 def test_old_versions_and_layouts_count_among_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, old = large(3), with_versions()
+    plain, old = manifest_of(3), with_versions()
     for manifest, files in ((plain, 4), (old, 6)):
         monkeypatch.setattr(manifests, "MOST_FILES", files)
         assert Manifest.parse(manifest.content, "manifest") == manifest

@@ -13,10 +13,9 @@ from halrp.errors import WriteError
 from halrp.store import atomic, trash
 from halrp.store.folder import Folder, signature_name, work_name
 from halrp.store.manifest import Entry, Manifest
-from tests.store.stores import snapshot
-from tests.store.test_manifest import large
+from tests.store.stores import manifest_of, snapshot
 
-MANIFEST = large(3)
+MANIFEST = manifest_of(3)
 FILE = MANIFEST.tasks["task 1"].file
 STRAY = "tasks/t9-0123456789abcdef.safetensors"
 
