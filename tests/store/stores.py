@@ -90,6 +90,7 @@ def manifest_of(tasks: int, version: int = FORMAT) -> Manifest:
         channels_last=False,
         fingerprint=base,
         base=Entry(f"base-{base[:16]}.safetensors", base, 100),
+        counts_head=True,
         tasks={f"task {number}": entry for number, entry in enumerate(entries)},
         layouts={layout[:16]: Entry(f"layout-{layout[:16]}.json", layout, 100)},
         format=version,

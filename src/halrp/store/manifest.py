@@ -61,7 +61,7 @@ class Manifest:
     fingerprint: str
     """Of the base."""
     base: Entry
-    counts_head: bool = True
+    counts_head: bool
     """Whether the fingerprint is also of the parameters of the base's head; before format 4 it always was."""
     tasks: Mapping[str, Entry] = field(default_factory=dict)
     """By name, in the order of commits."""
