@@ -57,11 +57,11 @@ def run(module: str, count: int, seed: int, earlier: dict[str, Any] | None = Non
     source = Path(path_of(module)).read_text("utf-8")
     by_line, seconds = measured(module, TARGETS[module])
     every, chosen = sample(source, None, seed), sample(source, count, seed)
-    again = chosen if earlier is None else _alive_then(chosen, earlier, len(every))
-    outcomes = [outcome(module, TARGETS[module], mutant, by_line, seconds) for mutant in again]
     same = outcome(module, TARGETS[module], Mutant(0, "none", source), by_line, seconds)
     if same.result != "alive":
         raise SystemExit(f"{module} without a change was {same.result}: its tests do not pass by themselves")
+    again = chosen if earlier is None else _alive_then(chosen, earlier, len(every))
+    outcomes = [outcome(module, TARGETS[module], mutant, by_line, seconds) for mutant in again]
     alive = [o for o in outcomes if o.result == "alive"]
     return {
         "of": len(every),

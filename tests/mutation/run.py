@@ -8,6 +8,7 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import resource
 import select
 import signal
 import sys
@@ -27,9 +28,11 @@ from tests.mutation.mutants import Mutant, mutants
 
 OPTIONS = ["-q", "-n", "0", "-m", "not slow", "-p", "no:cacheprovider", "--no-header", "--hypothesis-seed=0"]
 MOST_SECONDS = 60.0
-"""Time of the tests that one mutant is given, by their times without it. The fastest come first."""
+"""Processor time of the tests that one mutant is given, by their times without it. The fastest come first."""
 SLACK = 20.0
-"""Seconds that a child may take beyond three times what its tests take: one that hangs counts as killed."""
+"""Seconds that a child may compute beyond three times what its tests take: one without an end counts as killed."""
+WAITING = 10.0
+"""How many times as long a child may take by the clock: a busy machine must not look like a mutant that hangs."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +93,20 @@ class _Selection:
 
 
 def in_child(work: Callable[[], object], seconds: float) -> Any:
-    """The JSON value that `work` returns in a forked child; None if it ended otherwise or took too long."""
+    """The JSON value that `work` returns in a forked child; None if it ended otherwise or took too long.
+
+    The seconds are of the processor, so that a busy machine changes no result. By the clock there are `WAITING` times
+    as many, for a child that waits for ever.
+    """
     reading, writing = os.pipe()
     process = os.fork()
     if not process:
         try:
             os.setpgid(0, 0)
             os.close(reading)
+            used = resource.getrusage(resource.RUSAGE_SELF)
+            most = int(used.ru_utime + used.ru_stime + seconds) + 1
+            resource.setrlimit(resource.RLIMIT_CPU, (most, most))
             silent = os.open(os.devnull, os.O_RDWR)
             for handle in (0, 1, 2):
                 os.dup2(silent, handle)
@@ -107,7 +117,7 @@ def in_child(work: Callable[[], object], seconds: float) -> Any:
         finally:
             os._exit(0)
     os.close(writing)
-    deadline, content = time.monotonic() + seconds, b""
+    deadline, content = time.monotonic() + WAITING * seconds, b""
     while (left := deadline - time.monotonic()) > 0:
         if select.select([reading], [], [], left)[0]:
             part = os.read(reading, 1 << 16)
