@@ -1,4 +1,4 @@
-"""Tasks as estimators of scikit-learn, on the data that it brings: a lone one, and three that share a base.
+"""Tasks as estimators of scikit-learn, on the data that it brings: lone ones, and three that share a base.
 
 Run it: python examples/sklearn_door.py  (needs pip install 'halrp[sklearn]')
 """
@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.datasets import load_breast_cancer, load_digits
-from sklearn.model_selection import cross_val_score, train_test_split
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
+from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from halrp.sklearn import HalrpClassifier
+from halrp import Recipe
+from halrp.sklearn import HalrpClassifier, HalrpRegressor
 
 Labels = NDArray[Any]
 
@@ -31,6 +32,15 @@ def cancer() -> None:
     pipeline = make_pipeline(StandardScaler(), HalrpClassifier(random_state=0))
     scores = cross_val_score(pipeline, X, y, cv=5)
     print(f"breast cancer, five folds: {scores.mean():.1%} correct")
+
+
+def diabetes() -> None:
+    """Regression, and a search of the recipe: these 442 people are few, so that the weights should stay small."""
+    X, y = load_diabetes(return_X_y=True)
+    recipes = [Recipe(epochs=20, batch=32, lr=3e-3, optimiser="adamw", weight_decay=decay) for decay in (0.0, 1.0, 4.0)]
+    search = GridSearchCV(HalrpRegressor(random_state=0), {"recipe": recipes}, cv=5)
+    best = search.fit(X, y).best_params_["recipe"]
+    print(f"diabetes, five folds: R² {search.best_score_:.2f}, with weight decay {best.weight_decay:g}")
 
 
 def digits(rows: int = 50) -> None:
@@ -52,4 +62,5 @@ def digits(rows: int = 50) -> None:
 
 if __name__ == "__main__":
     cancer()
+    diabetes()
     digits()

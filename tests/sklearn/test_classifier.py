@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from halrp import Halrp, Learner, Recipe
 from halrp.errors import DataError, HalrpError, MissingPackageError, SettingError, TaskError
+from halrp.objectives import Classification, MultiLabel
 from halrp.sklearn import HalrpClassifier, tabular_network
 from halrp.sklearn.tabular import Standardise
 from tests.helpers import FAST, digest, net, tiny_task
@@ -146,6 +147,37 @@ def test_columns_of_frames_have_names() -> None:
     assert list(classifier.feature_names_in_) == list(frame.columns)
     with pytest.raises(ValueError, match="feature names"):
         classifier.predict(frame[frame.columns[::-1]])
+
+
+# ---- objectives ---------------------------------------------------------------------------------------------------
+
+
+def test_several_labels_per_example_are_learned() -> None:
+    labels = np.stack([Y % 2 == 1, Y >= 5, np.isin(Y, [0, 6, 8, 9])], axis=1).astype(int)
+    classifier = HalrpClassifier(random_state=0).fit(X[TRAIN], labels[TRAIN])
+    predicted = classifier.predict(X[TEST])
+    assert predicted.dtype == labels.dtype
+    assert (predicted == labels[TEST]).mean(0).min() > 0.9  # measured: 0.955
+    assert np.array_equal(classifier.predict_proba(X[TEST]) >= 0.5, predicted)
+    assert list(classifier.classes_) == [0, 1, 2]
+
+
+def test_classes_can_be_weighed() -> None:
+    rare = np.isin(Y, [3]).astype(int)
+    counts = [
+        HalrpClassifier(objective=Classification(weights=weights), recipe=QUICK, random_state=0)
+        .fit(X[TRAIN], rare[TRAIN])
+        .predict(X[TEST])
+        .sum()
+        for weights in (None, "balanced", (1.0, 1e4))
+    ]
+    assert counts[0] < counts[1] < counts[2]
+
+
+@pytest.mark.parametrize("objective", [MultiLabel(), Classification(classes=7), "cross-entropy"])
+def test_an_objective_that_does_not_suit_the_labels_is_refused(objective: Any) -> None:
+    with pytest.raises(SettingError, match="does not suit these targets; give a Classification"):
+        small(objective=objective).fit(X[TRAIN], Y[TRAIN])
 
 
 # ---- models -------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ except ImportError as error:
     raise MissingPackageError("halrp.sklearn needs scikit-learn; run: pip install 'halrp[sklearn]'") from error
 
 from halrp.sklearn.classifier import HalrpClassifier
+from halrp.sklearn.regressor import HalrpRegressor
 from halrp.sklearn.tabular import tabular_network
 
-__all__ = ["HalrpClassifier", "tabular_network"]
+__all__ = ["HalrpClassifier", "HalrpRegressor", "tabular_network"]

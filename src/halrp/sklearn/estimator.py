@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -21,9 +21,12 @@ from halrp.errors import SettingError, TaskError
 from halrp.learner import Learner
 from halrp.method.method import Halrp
 from halrp.model.delta import Delta
+from halrp.objectives import Classification, Objective, restored
 from halrp.sklearn import tabular
 from halrp.training.recipe import Recipe
 
+Pair = tuple[np.ndarray, np.ndarray]
+"""Inputs and targets."""
 MakeModel = Callable[[int, int], nn.Module]
 """`make(features, outputs)`: a model for rows of some features; the last layer gives the outputs."""
 
@@ -50,6 +53,7 @@ class TaskEstimator(BaseEstimator):
         task: str | None = None,
         base: Literal["first", "given"] = "first",
         head: Any = None,
+        objective: Objective | None = None,
         hidden_layer_sizes: Sequence[int] = (64, 64),
         method: Halrp | None = None,
         recipe: Recipe | None = None,
@@ -60,7 +64,8 @@ class TaskEstimator(BaseEstimator):
 
         `model` is a module, a function of (features, outputs) that makes one, or by default a network for tables with
         hidden layers of `hidden_layer_sizes`, which standardises its inputs. A module is copied and never changed; with
-        `base="given"` its weights are the base, with "first" the task trains them. `head` is that of `Learner`.
+        `base="given"` its weights are the base, with "first" the task trains them. `head` is that of `Learner`, and
+        `objective` that of `Learner.learn`, if the estimator's default is to have other settings.
 
         `learner` is what several estimators share, instead of a model, and `task` the name of the task there. `method`
         and `recipe` are by default those of the learner. `validation_fraction` of the rows are held out as validation
@@ -72,6 +77,7 @@ class TaskEstimator(BaseEstimator):
         self.task = task
         self.base = base
         self.head = head
+        self.objective = objective
         self.hidden_layer_sizes = hidden_layer_sizes
         self.method = method
         self.recipe = recipe
@@ -85,26 +91,31 @@ class TaskEstimator(BaseEstimator):
         nd = self.model is not None or self.learner is not None
         return validate_data(self, X, allow_nd=nd, **settings)
 
-    def _learn(self, X: np.ndarray, y: np.ndarray, outputs: int, stratify: bool, **arguments: Any) -> None:
-        """Learn the task from checked inputs and encoded targets; `arguments` are those of `Learner.learn`."""
+    def _learn(self, X: np.ndarray, y: np.ndarray, default: Objective, names: Sequence[str] | None = None) -> None:
+        """Learn the task from checked inputs and encoded targets, by the objective that was given or the default."""
         self._refuse_settings()
-        seed = self._seed()
-        val: tuple[Tensor, Tensor] | None = None
-        rows, targets = X, y
-        if self.validation_fraction is not None:
-            rows, held_out, targets, held_out_targets = train_test_split(
-                X, y, test_size=self.validation_fraction, stratify=y if stratify else None, random_state=seed
-            )
-        learner = self._made(rows, outputs, seed) if self.learner is None else self.learner
-        if self.validation_fraction is not None:
-            val = _inputs(learner, held_out), torch.tensor(held_out_targets)
+        objective, seed = self._objective(default), self._seed()
+        train, held_out = self._split(X, y, seed, stratified=isinstance(objective, Classification))
+        learner = self._made(train[0], cast(int, objective.outputs), seed) if self.learner is None else self.learner
         name = "task" if self.task is None else self.task
-        given = {"method": self.method, "recipe": self.recipe, "seed": None if self.random_state is None else seed}
-        with _settings(learner, {} if self.learner is None else given):
-            again = name in learner.tasks or name in learner.damaged
-            train = _inputs(learner, rows), torch.tensor(targets)
-            delta = learner.learn(name, train, val, replace=again, **arguments)
+        with _settings(learner, method=self.method, recipe=self.recipe, seed=seed):
+            delta = learner.learn(
+                name,
+                _task_data(learner, *train),
+                None if held_out is None else _task_data(learner, *held_out),
+                class_names=names,
+                objective=objective,
+                replace=name in learner.tasks or name in learner.damaged,
+            )
         self.learner_, self.task_, self.delta_ = learner, name, delta
+
+    def _split(self, X: np.ndarray, y: np.ndarray, seed: int, stratified: bool) -> tuple[Pair, Pair | None]:
+        """What is trained on and what is held out, if anything is."""
+        if self.validation_fraction is None:
+            return (X, y), None
+        settings = {"test_size": self.validation_fraction, "random_state": seed % 2**32}
+        rows, held_out, targets, their_targets = train_test_split(X, y, stratify=y if stratified else None, **settings)
+        return (rows, targets), (held_out, their_targets)
 
     def _refuse_settings(self) -> None:
         kind = type(self).__name__
@@ -126,8 +137,22 @@ class TaskEstimator(BaseEstimator):
         if fraction is not None and not (is_number(fraction) and 0 < fraction < 1):
             raise SettingError(f"{kind}(validation_fraction={fraction!r}): give a share in (0, 1), or None")
 
+    def _objective(self, default: Objective) -> Objective:
+        """The objective that was given, which must be of the default's kind and width, or the default."""
+        given = self.objective
+        if given is None:
+            return default
+        if not isinstance(given, type(default)) or given.outputs not in (None, default.outputs):
+            raise SettingError(
+                f"{type(self).__name__}(objective={given!r}) does not suit these targets; give a "
+                f"{type(default).__name__} that leaves open what the targets show, or None"
+            )
+        return given.with_outputs(cast(int, default.outputs))
+
     def _seed(self) -> int:
-        """An integer is the seed itself; otherwise it is drawn as scikit-learn does."""
+        """An integer is the seed itself, None that of a shared learner; otherwise it is drawn as scikit-learn does."""
+        if self.random_state is None and self.learner is not None:
+            return self.learner.seed
         if isinstance(self.random_state, Integral):
             return int(self.random_state)
         return int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -147,8 +172,8 @@ class TaskEstimator(BaseEstimator):
 
     # ---- predicting -----------------------------------------------------------------------------------------------
 
-    def _answer(self, X: Any) -> Any:
-        """What the task answers for inputs (`Learner.answer`)."""
+    def _outputs(self, X: Any) -> Tensor:
+        """What the task's network gives for inputs, (N, outputs)."""
         check_is_fitted(self, "learner_")
         rows = self._validated(X, reset=False)
         delta = self.learner_.tasks.get(self.task_)
@@ -158,7 +183,11 @@ class TaskEstimator(BaseEstimator):
                 f"{self.task_!r} {done} since this {type(self).__name__} was fitted, so its answers would be another "
                 "task's; fit it again, or use the estimator that learned the task last"
             )
-        return self.learner_.answer(_inputs(self.learner_, rows), self.task_)
+        return self.learner_.predict(_inputs(self.learner_, rows), self.task_)
+
+    def _decoded(self, outputs: Tensor) -> Any:
+        """What outputs mean, by the task's objective."""
+        return restored(self.delta_.objective, self.delta_.classes, self.task_).decode(outputs)
 
 
 def _inputs(learner: Learner, rows: np.ndarray) -> Tensor:
@@ -168,9 +197,13 @@ def _inputs(learner: Learner, rows: np.ndarray) -> Tensor:
     return torch.tensor(rows).to(dtype)
 
 
+def _task_data(learner: Learner, rows: np.ndarray, targets: np.ndarray) -> tuple[Tensor, Tensor]:
+    return _inputs(learner, rows), torch.tensor(targets)
+
+
 @contextmanager
-def _settings(learner: Learner, given: dict[str, Any]) -> Iterator[None]:
-    """Let a learner have other settings inside the block, while no other thread uses it to learn."""
+def _settings(learner: Learner, **given: Any) -> Iterator[None]:
+    """Let a learner have other settings inside the block, while no other thread learns."""
     with seeding.exclusive():
         before = {name: vars(learner)[name] for name in ("_method", "_recipe", "seed")}
         try:
