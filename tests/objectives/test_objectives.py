@@ -194,6 +194,7 @@ CASES: dict[str, tuple[Callable[[], Objective], tuple[int, ...], Tensor]] = {
     "classification": (lambda: Classification(C, (1.0, 2.0, 0.5, 3.0), 0.1), (N, C), labels(N)),
     "multi-label": (lambda: MultiLabel(L), (N, L), labels(N, L, high=2).double()),
     "regression": (lambda: Regression().fitted([draw(N, 2)], "train"), (N, 2), draw(N, 2)),
+    "one value": (lambda: Regression().fitted([draw(N, 1)], "train"), (N, 1), draw(N, 1)),
     "ordinal": (lambda: Ordinal(C), (N, C - 1), labels(N)),
     "tokens": (lambda: TokenClassification(C), (N, L, C), torch.where(labels(N, L) == 3, -100, labels(N, L))),
     "segmentation": (lambda: Segmentation(C, error="both"), (N, C, 4, 4), labels(N, 4, 4)),
@@ -209,6 +210,15 @@ def test_means_of_batches_add_up_by_their_weights(name: str) -> None:
         parts = [total(outputs[part], y[part]) for part in (slice(5), slice(5, N))]
         weight = objective.weight(y[:5]) + objective.weight(y[5:])
         assert float(sum(parts) / weight) == pytest.approx(float(mean(outputs, y)), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_targets_that_are_not_looked_at_have_the_form_of_checked_ones(name: str) -> None:
+    make, _, y = CASES[name]
+    raw = y if y.is_floating_point() else y.int()
+    raw = raw.squeeze(1) if name == "one value" else raw
+    assert torch.equal(make().convert(raw), make().check(raw, "train"))
+    assert make().convert(raw).dtype == make().check(raw, "train").dtype
 
 
 @pytest.mark.parametrize("name", CASES)

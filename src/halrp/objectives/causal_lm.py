@@ -51,6 +51,10 @@ class CausalLM(Objective):
             raise DataError(f"{name}: targets of shape {tuple(tokens.shape)} have no next token; give two or more")
         return tokens
 
+    def convert(self, targets: Tensor) -> Tensor:
+        """Tokens as int64."""
+        return targets.long()
+
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy over the next tokens that count, (,)."""
         return mean_over_labels(outputs[:, :-1].flatten(0, 1), targets[:, 1:].flatten(), None, self.ignore)

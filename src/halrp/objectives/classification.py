@@ -82,6 +82,10 @@ class Classification(Objective):
         check_labels(targets, self.classes, name)
         return targets.long()
 
+    def convert(self, targets: Tensor) -> Tensor:
+        """Class indices as int64."""
+        return targets.long()
+
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy, (,)."""
         return cross_entropy(outputs, targets, class_weights(self.weights, outputs), self.smoothing)

@@ -89,12 +89,16 @@ class MultiLabel(Objective):
             )
         if self.labels is not None and targets.shape[1] != self.labels:
             raise DataError(f"{name}: targets have {targets.shape[1]} labels, not {self.labels}")
-        targets = targets if targets.is_floating_point() else targets.float()
+        targets = self.convert(targets)
         check_finite(targets, name)
         if targets.numel() and not (float(targets.min()) >= 0 and float(targets.max()) <= 1):
             low, high = float(targets.min()), float(targets.max())
             raise LabelError(f"{name}: targets run from {low:g} to {high:g}; a label is absent (0) or present (1)")
         return targets
+
+    def convert(self, targets: Tensor) -> Tensor:
+        """Truth values as numbers."""
+        return targets if targets.is_floating_point() else targets.float()
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean binary cross-entropy over examples and labels, (,)."""

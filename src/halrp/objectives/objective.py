@@ -65,6 +65,13 @@ class Objective:
         """Refuse targets (N, ...) that mean nothing, and return them in the type that the loss takes."""
         raise NotImplementedError
 
+    def convert(self, targets: Tensor) -> Tensor:
+        """Targets in the type that the loss takes, for batches on a GPU: looking at them would wait for it.
+
+        By default they are checked all the same; an objective whose `check` reads numbers may spare that.
+        """
+        return self.check(targets, "targets")
+
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The mean loss of a batch, (,), which training minimises."""
         raise NotImplementedError

@@ -62,6 +62,10 @@ class Ordinal(Objective):
         check_labels(targets, self.classes, name)
         return targets.long()
 
+    def convert(self, targets: Tensor) -> Tensor:
+        """Class indices as int64."""
+        return targets.long()
+
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean binary cross-entropy over examples and steps, (,)."""
         steps = torch.arange(outputs.shape[1], device=outputs.device)

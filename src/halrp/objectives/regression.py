@@ -95,12 +95,16 @@ class Regression(Objective):
                 f"{name}: targets of a regression must be numbers of shape (examples,) or (examples, values), got "
                 f"{targets.dtype} of shape {tuple(targets.shape)}"
             )
-        targets = targets if targets.is_floating_point() else targets.float()
-        targets = targets.unsqueeze(1) if targets.dim() == 1 else targets
+        targets = self.convert(targets)
         if self.values is not None and targets.shape[1] != self.values:
             raise DataError(f"{name}: targets have {targets.shape[1]} values, not {self.values}")
         check_finite(targets, name)
         return targets
+
+    def convert(self, targets: Tensor) -> Tensor:
+        """Numbers in a floating type, (N, values)."""
+        targets = targets if targets.is_floating_point() else targets.float()
+        return targets.unsqueeze(1) if targets.dim() == 1 else targets
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean error over examples and values, in standard units, (,)."""

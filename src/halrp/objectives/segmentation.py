@@ -86,6 +86,10 @@ class Segmentation(Objective):
         check_range(labels[labels != self.ignore], self.classes, name)
         return labels
 
+    def convert(self, targets: Tensor) -> Tensor:
+        """Class indices as int64."""
+        return targets.long()
+
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The mean over pictures, (,)."""
         total = outputs.new_zeros(())

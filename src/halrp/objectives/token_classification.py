@@ -80,6 +80,10 @@ class TokenClassification(Objective):
         check_range(labels[labels != self.ignore], self.classes, name)
         return labels
 
+    def convert(self, targets: Tensor) -> Tensor:
+        """Class indices as int64."""
+        return targets.long()
+
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy over the tokens that count, (,); 0 if none does."""
         weights = class_weights(self.weights, outputs)

@@ -50,7 +50,9 @@ def pair(item: object, name: str) -> tuple[Batch, Tensor]:
 def checked_pair(item: object, objective: Objective, name: str) -> tuple[Batch, Tensor]:
     """The same, with numbers that an objective can use; on a GPU they are not looked at, which would wait for it."""
     x, y = pair(item, name)
-    if y.shape[0] == 0 or y.is_cuda:
+    if y.shape[0] == 0:
         return x, y
+    if y.is_cuda:
+        return x, objective.convert(y)
     tree.refuse_not_finite(x, name)
     return x, objective.check(y, name)
