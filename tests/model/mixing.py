@@ -45,7 +45,7 @@ def random_delta(
             continue
         rows, columns = (weight.shape[0], weight[0].numel()) if weight.dim() > 1 else (weight.numel(), 1)
         if parameter_plan.role == "head":
-            owned[name] = 0.3 * draw(weight, classes, *weight.shape[1:])
+            owned[name] = 0.3 * draw(weight, *plan.shape_for(name, tuple(weight.shape), classes))
         elif parameter_plan.kind == "adapted" and name not in dense:
             if view == "mean" and parameter_plan.kernel:
                 columns = weight.shape[1]

@@ -80,6 +80,44 @@ class Recurrent(nn.Module):
         return cast(Tensor, y[:, -1] + last.mean(0).repeat(1, 2))
 
 
+class SequenceFirst(nn.Module):
+    """Works on (length, rows, features) inside, as layers of torch do unless they are asked for something else."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.transpose(0, 1)
+        for layer in self.layers:
+            if isinstance(layer, nn.MultiheadAttention):
+                y, weights = layer(x, x, x, key_padding_mask=(x[:, :, 0] > 1.5).t())
+                x = y + weights.sum((1, 2))[:, None]
+            else:
+                x = layer(x)[0] if isinstance(layer, nn.RNNBase) else layer(x)
+        return x.transpose(0, 1)
+
+
+class TokensFirst(nn.Module):
+    """Embeds tokens (length, rows)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.table((x.abs() * 4).long().clamp(max=10).t()).transpose(0, 1))
+
+
+SECOND: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "linear": (lambda: SequenceFirst(nn.Linear(8, 9)), (5, 8)),
+    "layer norm": (lambda: SequenceFirst(nn.LayerNorm(8)), (5, 8)),
+    "recurrent": (lambda: SequenceFirst(nn.GRU(8, 8, bidirectional=True)), (5, 8)),
+    "attention": (lambda: SequenceFirst(nn.MultiheadAttention(8, 2)), (5, 8)),
+    "transformer": (lambda: SequenceFirst(nn.TransformerEncoderLayer(8, 2, 16)), (5, 8)),
+    "tokens": (TokensFirst, (5,)),
+}
+
 ROW_WISE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "transposed convolution": (lambda: nn.ConvTranspose2d(8, 9, 3, stride=2), (8, 3, 3)),
     "learned slope": (lambda: nn.PReLU(6), (6, 3)),
@@ -159,6 +197,15 @@ def test_other_row_wise_layers_are_applied_group_by_group(kind: str) -> None:
     model, plan = around(build, *shape)
     deltas = [base_task(model, plan), *(random_delta(model, plan, seed) for seed in range(4))]
     assert_mixes(model, plan, deltas, inputs(13, *shape))
+
+
+@pytest.mark.parametrize("kind", SECOND)
+@pytest.mark.parametrize("count", [5, 13])  # 5 is also the length
+def test_rows_may_be_second_where_a_layer_allows_it(kind: str, count: int) -> None:
+    build, shape = SECOND[kind]
+    model, plan = around(build, *shape)
+    deltas = [base_task(model, plan), *(random_delta(model, plan, seed) for seed in range(3))]
+    assert_mixes(model, plan, deltas, inputs(count, *shape))
 
 
 def test_tokens_are_embedded_by_their_own_task() -> None:

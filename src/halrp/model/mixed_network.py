@@ -93,9 +93,13 @@ class MixedLayer:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Apply the layer."""
         current = cast(MixedPass, PASS.get())
-        if self.path not in current.structure.rowless:
+        dim = current.structure.dims.get(self.path, 0)
+        if dim is None:
+            return self._for_each_task(current, args, kwargs)
+        if dim == 0 or self.shared:
             return self.form(*args, **kwargs)
-        return self._for_each_task(current, args, kwargs)
+        args, kwargs = pytree.tree_map_only(Tensor, lambda x: x.movedim(dim, 0), (args, dict(kwargs)))
+        return self.form(*args, **kwargs).movedim(0, dim)
 
     def _for_each_task(self, current: MixedPass, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PerTask:
         """What each task makes of an input without rows: the input's entries are rows of every task in turn."""

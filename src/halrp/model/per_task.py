@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -48,8 +48,9 @@ class Structure:
     """Why its rows may interact; empty if they do not."""
     uses: tuple[Use, ...] = ()
     """Every call of a function with a `PerTask`, in order."""
-    rowless: frozenset[str] = frozenset()
-    """The layers whose inputs are the same for every row."""
+    dims: Mapping[str, int | None] = field(default_factory=dict)
+    """Layers whose inputs do not have their rows first, with the dimension in which they have them; None for inputs
+    that are the same for every row."""
 
 
 class Pass(Protocol):

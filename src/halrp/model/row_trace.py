@@ -80,7 +80,7 @@ def _trace(model: nn.Module, call: Call, example: Batch, changeable: Changeable)
     _refuse_numbers(shapes)
     if tracker.row_dim(y) != FIRST:
         raise NotRowWise("the outputs do not have the rows in their first dimension")
-    return Structure("", tuple(traced.uses), frozenset(path for path, rows in traced.layers.items() if not rows))
+    return Structure("", tuple(traced.uses), {path: dim for path, dim in traced.layers.items() if dim != 0})
 
 
 def _refuse_numbers(shapes: Any) -> None:
@@ -106,8 +106,8 @@ class TracedPass:
     def __init__(self, tracker: Tracker) -> None:
         self.tracker = tracker
         self.uses: list[Use] = []
-        self.layers: dict[str, bool] = {}
-        """For every layer with a mixed form that was called, whether its inputs had rows."""
+        self.layers: dict[str, int | None] = {}
+        """For every layer with a mixed form that was called, the dimension of the rows in its inputs."""
 
     def values(self, tensor: PerTask) -> tuple[Tensor, ...]:
         """The value that stands for those of all tasks."""
@@ -153,7 +153,8 @@ class TracedLayer:
         self.forward = layer.forward
         rule = rule_for(layer)
         self.by_rule = has_mixed_form(layer)
-        self.row_dims = rule.row_dims if isinstance(rule, GroupwiseRule) else None
+        self.row_dims = rule.row_dims_of(layer) if isinstance(rule, GroupwiseRule) else None
+        self.last_dims = None if rule is None else rule.last_dims(layer)
         self.signature = inspect.signature(type(layer).forward)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -164,28 +165,32 @@ class TracedLayer:
         if seen and any(isinstance(leaf, PerTask) for leaf in leaves):
             problem = "sees rows together with a tensor of each task"
         if problem is None and seen:
-            self._remember(rows=True)
+            self._remember(0 if self.row_dims is not None else dim_of(self.tracker.row_dim(leaves[0])))
             return self._with_rows(args, kwargs)
         if not self.changeable:
             return self.forward(*args, **kwargs)
         if problem is None and len(leaves) == 1 and self.row_dims is None and self.by_rule:
-            self._remember(rows=False)
+            self._remember(None)
             return self._without_rows(args, kwargs)
         raise NotRowWise(f"{self.path} {problem or 'sees an input that is not of the batch'}")
 
-    def _remember(self, rows: bool) -> None:
-        if self.traced.layers.setdefault(self.path, rows) is not rows:
-            raise NotRowWise(f"{self.path} sees inputs of the batch and others")
+    def _remember(self, dim: int | None) -> None:
+        if self.traced.layers.setdefault(self.path, dim) != dim:
+            raise NotRowWise(f"{self.path} sees inputs with rows in different dimensions, or without rows")
 
     def _problem(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
         """What keeps the layer from being known by its shapes, or None."""
         arguments = self.signature.bind(None, *args, **kwargs).arguments
-        for name, value in list(arguments.items())[1:]:
+        leaves = [(name, leaf) for name, value in list(arguments.items())[1:] for leaf in pytree.tree_leaves(value)]
+        tensors = sum(isinstance(leaf, Tensor) for _, leaf in leaves)
+        for name, leaf in leaves:
+            rows = self.tracker.row_dim(leaf)
+            if rows is None:
+                continue
             wanted = 0 if self.row_dims is None else self.row_dims.get(name)
-            for leaf in pytree.tree_leaves(value):
-                rows = self.tracker.row_dim(leaf)
-                if rows is not None and (rows.dim != wanted or rows.numbers):
-                    return f"sees an input of shape {tuple(leaf.shape)} with its rows in dimension {rows.dim}"
+            alike = self.last_dims is not None and tensors == 1 and rows.dim < leaf.dim() - self.last_dims
+            if rows.numbers or not (rows.dim == wanted or alike):
+                return f"sees an input of shape {tuple(leaf.shape)} with its rows in dimension {rows.dim}"
         return None
 
     def _with_rows(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

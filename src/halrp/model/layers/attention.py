@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from torch import nn
 
-from halrp.model.layers.groupwise import GroupwiseRule
+from halrp.model.layers.groupwise import GroupwiseRule, concatenate
 from halrp.model.layers.registry import LayerRule, layer_rule
 from halrp.model.rows import NotRowWise
 
@@ -17,11 +17,16 @@ class AttentionRule(GroupwiseRule):
     """It reads the weight of its output projection instead of calling that layer."""
 
     reads_children = True
-    row_dims: ClassVar[Mapping[str, int]] = {"query": 0, "key": 0, "value": 0, "key_padding_mask": 0}
 
-    def rows_first(self, layer: nn.Module) -> bool:
-        """As the layer was built."""
-        return bool(cast(Any, layer).batch_first)
+    def row_dims_of(self, layer: nn.Module) -> Mapping[str, int]:
+        """Rows come first with batch_first=True, and second without; in a mask of keys they always come first."""
+        dim = 0 if cast(Any, layer).batch_first else 1
+        return {"query": dim, "key": dim, "value": dim, "key_padding_mask": 0}
+
+    def join(self, layer: nn.Module, results: Sequence[Any]) -> Any:
+        """Outputs, and weights, which always have their rows first."""
+        dims = (self.row_dims_of(layer)["query"], 0)
+        return tuple(concatenate([result[part] for result in results], dim) for part, dim in enumerate(dims))
 
     def check_arguments(self, path: str, arguments: Mapping[str, Any]) -> None:
         """A mask of three dimensions has rows times heads in the first."""

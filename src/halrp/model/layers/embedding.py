@@ -43,6 +43,10 @@ class EmbeddingRule(LayerRule):
             return decision._replace(by_rule=False, reason="merged weight, as scale_grad_by_freq needs")
         return decision
 
+    def last_dims(self, layer: nn.Module) -> int | None:
+        """Every token is looked up."""
+        return 0
+
     def mixed(self, tasks: LayerTasks) -> Callable[..., Any]:
         """Look up each token in the table of its row's task."""
         tasks.require_only("weight")

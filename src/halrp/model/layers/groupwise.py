@@ -26,19 +26,17 @@ class GroupwiseRule(LayerRule):
 
     def mixed(self, tasks: LayerTasks) -> Callable[..., Any]:
         """The layer as each task has it, for that task's rows."""
-        if not self.rows_first(tasks.layer):
-            raise tasks.not_row_wise()
         return MixedGroups(self, tasks)
 
-    def rows_first(self, layer: nn.Module) -> bool:
-        """Whether the rows of a batch are in the first dimension of this layer's inputs."""
-        return True
+    def row_dims_of(self, layer: nn.Module) -> Mapping[str, int]:
+        """The dimensions of the rows as a layer was built."""
+        return self.row_dims
 
     def check_arguments(self, path: str, arguments: Mapping[str, Any]) -> None:
         """Raise `NotRowWise` if arguments hold something for each row that cannot be split."""
 
-    def join(self, results: Sequence[Any]) -> Any:
-        """The layer's result for all rows from those of the groups."""
+    def join(self, layer: nn.Module, results: Sequence[Any]) -> Any:
+        """A layer's result for all rows from those of the groups."""
         return concatenate(results, 0)
 
 
@@ -46,7 +44,8 @@ class MixedGroups:
     """A row-wise layer, applied to one group of rows after another."""
 
     def __init__(self, rule: GroupwiseRule, tasks: LayerTasks) -> None:
-        self.rule, self.path, self.layer_of = rule, tasks.path, tasks.layer_of
+        self.rule, self.path, self.layer, self.layer_of = rule, tasks.path, tasks.layer, tasks.layer_of
+        self.row_dims = rule.row_dims_of(tasks.layer)
         self.signature = inspect.signature(type(tasks.layer).forward)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -59,10 +58,10 @@ class MixedGroups:
         for task, members in rows.groups:
             part = {key: self._narrow(key, value, members, len(rows)) for key, value in arguments.items()}
             results.append(self.layer_of(task)(**part))
-        return self.rule.join(results)
+        return self.rule.join(self.layer, results)
 
     def _narrow(self, key: str, value: Any, members: range, count: int) -> Any:
-        dim = self.rule.row_dims.get(key)
+        dim = self.row_dims.get(key)
         if dim is None or value is None:
             return value
         if type(value) is tuple:

@@ -23,6 +23,10 @@ class LinearRule(AffineRule):
         tasks.require_only("weight", "bias")
         return MixedLinear(tasks.path, tasks.weights(), tasks.stack("bias"), self.finish_of(tasks.layer))
 
+    def last_dims(self, layer: nn.Module) -> int | None:
+        """Every vector meets the weight."""
+        return 1
+
     def input_rows(self, layer: nn.Module, x: Tensor) -> Tensor:
         """Every vector that the weight multiplies."""
         return x.reshape(-1, x.shape[-1])

@@ -45,6 +45,10 @@ class NormRule(LayerRule):
         stacks = {leaf: stack for leaf in leaves if (stack := tasks.stack(leaf)) is not None}
         return MixedNorm(self, tasks, stacks)
 
+    def last_dims(self, layer: nn.Module) -> int | None:
+        """Those that are normalised; channels must come second."""
+        return None if self.by_channel else len(cast(Any, layer).normalized_shape)
+
     def normalise(self, layer: Any, x: Tensor) -> Tensor:
         """Apply a layer without its scale, shift and running statistics."""
         raise NotImplementedError

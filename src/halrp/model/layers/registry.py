@@ -118,8 +118,15 @@ class LayerRule:
         """Prepare any layer of this family for a pass over mixed rows, or raise `NotRowWise` if it mixes them."""
 
     def mixed(self, tasks: LayerTasks) -> Callable[..., Any]:
-        """The layer's forward pass for rows of different tasks, or raise `NotRowWise`."""
+        """The layer's forward pass for rows of different tasks, which come first, or raise `NotRowWise`."""
         raise NotImplementedError
+
+    def last_dims(self, layer: nn.Module) -> int | None:
+        """How many of the last dimensions a layer combines, if rows may be in any of the others.
+
+        Default: None, rows must come first.
+        """
+        return None
 
     def measures(self, layer: nn.Module) -> bool:
         """Whether the Kronecker factors of this layer's weight can be collected."""

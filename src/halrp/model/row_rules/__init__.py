@@ -20,7 +20,7 @@ __all__ = ["FIRST", "KEEPS_NUMBERS", "SHAPES", "Call", "RowDim", "Rule", "by_sha
 
 _RULES: Sequence[tuple[Rule, str]] = (
     (entries.copied, "_to_copy clone alias detach lift_fresh lift_fresh_copy contiguous"),
-    (entries.pointwise, "copy_ hardswish hardswish_ masked_fill_ _conj fill_.Scalar fill_.Tensor zero_"),
+    (entries.pointwise, "copy_ hardswish hardswish_ masked_fill_.Tensor _conj fill_.Scalar fill_.Tensor zero_"),
     (entries.pointwise, "native_dropout _prelu_kernel log_sigmoid_forward"),
     (entries.constant, "zeros ones full new_zeros new_ones new_full zeros_like ones_like full_like"),
     (entries.constant, "empty.memory_format empty_like new_empty empty_strided new_empty_strided"),
@@ -115,9 +115,18 @@ _FIXES_SIZES = ("constant_pad_nd", "channel_shuffle", "im2col", "col2im", "_fft_
 def rule_of(operation: torch._ops.OpOverload) -> Rule | None:
     """The rule of an operation, or None if it is not known to keep rows apart."""
     rule = _BY_NAME.get(str(operation))
-    if rule is None and torch.Tag.pointwise in operation.tags:
+    if rule is None and (torch.Tag.pointwise in operation.tags or _writes_entries(operation)):
         return entries.pointwise
     return rule
+
+
+def _writes_entries(operation: torch._ops.OpOverload) -> bool:
+    """Whether an operation writes the result of one on single entries over its first argument."""
+    name, _, overload = str(operation).removeprefix("aten.").partition(".")
+    plain = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") and not name.endswith("__") else None
+    if plain is None or overload not in plain.overloads():
+        return False
+    return torch.Tag.pointwise in getattr(plain, overload).tags
 
 
 def by_shape(operation: torch._ops.OpOverload) -> bool:
