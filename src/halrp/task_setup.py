@@ -25,7 +25,7 @@ from halrp.model.inference import normalises_by_batch
 from halrp.model.plan import trained_buffers
 from halrp.model.size import Size
 from halrp.objectives import Classification, Objective, described, is_registered
-from halrp.objectives.classification import given_classes
+from halrp.objectives.labels import given_classes
 from halrp.provenance import KNOWN, call_settings, describe, method_settings
 from halrp.store import atomic
 from halrp.store.store import Store

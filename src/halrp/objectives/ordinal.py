@@ -11,7 +11,8 @@ import torch.nn.functional as F  # noqa: N812  (torch's own convention)
 from torch import Tensor
 
 from halrp.errors import SettingError
-from halrp.objectives.classification import Answer, check_labels, class_count, given_classes, in_float, labels_in
+from halrp.objectives.classification import Answer, in_float
+from halrp.objectives.labels import check_labels, class_count, given_classes, labels_in
 from halrp.objectives.objective import Objective, register
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from halrp.checks import is_number
 from halrp.errors import DataError, SettingError
-from halrp.objectives.classification import given_classes, in_float
+from halrp.objectives.classification import in_float
+from halrp.objectives.labels import given_classes
 from halrp.objectives.objective import Objective, check_finite, register
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -12,23 +12,15 @@ from torch import Tensor
 
 from halrp.checks import is_whole
 from halrp.errors import SettingError
-from halrp.objectives.classification import (
-    balanced_weights,
-    check_range,
-    checked_weights,
-    class_count,
-    class_weights,
-    given_classes,
-    in_float,
-    labels_in,
-)
-from halrp.objectives.objective import Objective, check_integers, register
+from halrp.objectives.classification import in_float
+from halrp.objectives.labels import Labelled, check_range, class_weights
+from halrp.objectives.objective import check_integers, register
 from halrp.objectives.token_classification import mean_over_labels
 
 
 @register
 @dataclass(frozen=True)
-class Segmentation(Objective):
+class Segmentation(Labelled):
     """A class for every pixel of targets (N, *space), outputs (N, classes, *space).
 
     Pixels with the label `ignore` do not count. Validation scores are the intersection over union of a picture's
@@ -38,20 +30,14 @@ class Segmentation(Objective):
     name: ClassVar[str] = "segmentation"
     dims: ClassVar[tuple[int, ...]] = (3, 4, 5)
 
-    classes: int | None = None
-    """How many classes there are, the background included; by default those of the training masks."""
     error: Literal["cross-entropy", "dice", "both"] = "cross-entropy"
     """The loss: cross-entropy of pixels, one minus the mean dice overlap of classes in a picture, or their sum."""
-    weights: tuple[float, ...] | Literal["balanced"] | None = None
-    """What a pixel of each class counts in the cross-entropy; "balanced" is inverse to the training pixels of each."""
     ignore: int = -100
     """The label of pixels that do not count."""
 
     def __post_init__(self) -> None:
         """Refuse values that no training could use."""
-        if self.classes is not None:
-            object.__setattr__(self, "classes", given_classes(self.classes, "Segmentation"))
-        object.__setattr__(self, "weights", checked_weights(self.weights, self.classes, "Segmentation"))
+        super().__post_init__()
         if self.error not in ("cross-entropy", "dice", "both"):
             raise SettingError(
                 f"Segmentation(error={self.error!r}) is unknown; choose 'cross-entropy', 'dice' or 'both'"
@@ -60,35 +46,15 @@ class Segmentation(Objective):
             raise SettingError(f"Segmentation(ignore={self.ignore!r}): give a whole number, such as 255")
 
     @property
-    def outputs(self) -> int | None:
-        """One logit per class."""
-        return self.classes
-
-    @property
-    def is_fitted(self) -> bool:
-        """Whether neither the classes nor their weights depend on the training masks."""
-        return self.classes is not None and self.weights != "balanced"
-
-    def fitted(self, targets: Iterable[Tensor], name: str) -> Segmentation:
-        """Count the classes, and weigh them if that is wanted."""
-        labels = labels_in(targets, self.ignore)
-        classes = class_count(labels.present, self.classes, name)
-        weights = balanced_weights(labels, classes, name) if self.weights == "balanced" else self.weights
-        return replace(self, classes=classes, weights=weights)
-
-    def with_outputs(self, outputs: int) -> Segmentation:
-        """As many classes as outputs."""
-        return self if self.classes == outputs else replace(self, classes=outputs)
+    def ignored_label(self) -> int:
+        """The label that does not count."""
+        return self.ignore
 
     def check(self, targets: Tensor, name: str) -> Tensor:
         """Refuse what are no class indices for every pixel."""
         labels = check_integers(targets, name, "(examples, height, width)", (2, 3, 4))
         check_range(labels[labels != self.ignore], self.classes, name)
         return labels
-
-    def convert(self, targets: Tensor) -> Tensor:
-        """Class indices as int64."""
-        return targets.long()
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The mean over pictures, (,)."""

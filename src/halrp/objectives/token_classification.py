@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from halrp.checks import is_whole
 from halrp.errors import SettingError
-from halrp.objectives.classification import (
-    balanced_weights,
-    check_range,
-    checked_weights,
-    class_count,
-    class_weights,
-    cross_entropy,
-    given_classes,
-    in_float,
-    labels_in,
-)
-from halrp.objectives.objective import Objective, check_integers, register
+from halrp.objectives.classification import cross_entropy, in_float
+from halrp.objectives.labels import Labelled, check_range, class_weights
+from halrp.objectives.objective import check_integers, register
 
 
 @register
 @dataclass(frozen=True)
-class TokenClassification(Objective):
+class TokenClassification(Labelled):
     """A label for every token of targets (N, length), outputs (N, length, classes).
 
     Tokens with the label `ignore` (padding, later pieces of a word) do not count in the loss, in scores or in means.
@@ -38,51 +29,25 @@ class TokenClassification(Objective):
     dims: ClassVar[tuple[int, ...]] = (3,)
     width_dim: ClassVar[int] = 2
 
-    classes: int | None = None
-    """How many classes there are; by default those of the training labels, which must all occur."""
-    weights: tuple[float, ...] | Literal["balanced"] | None = None
-    """What a token of each class counts in the loss; "balanced" is inverse to the training tokens of each."""
     ignore: int = -100
     """The label of tokens that do not count."""
 
     def __post_init__(self) -> None:
         """Refuse values that no training could use."""
-        if self.classes is not None:
-            object.__setattr__(self, "classes", given_classes(self.classes, type(self).__name__))
-        object.__setattr__(self, "weights", checked_weights(self.weights, self.classes, type(self).__name__))
+        super().__post_init__()
         if not is_whole(self.ignore):
             raise SettingError(f"{type(self).__name__}(ignore={self.ignore!r}): give a whole number, such as -100")
 
     @property
-    def outputs(self) -> int | None:
-        """One logit per class."""
-        return self.classes
-
-    @property
-    def is_fitted(self) -> bool:
-        """Whether neither the classes nor their weights depend on the training labels."""
-        return self.classes is not None and self.weights != "balanced"
-
-    def fitted(self, targets: Iterable[Tensor], name: str) -> TokenClassification:
-        """Count the classes, and weigh them if that is wanted."""
-        labels = labels_in(targets, self.ignore)
-        classes = class_count(labels.present, self.classes, name)
-        weights = balanced_weights(labels, classes, name) if self.weights == "balanced" else self.weights
-        return replace(self, classes=classes, weights=weights)
-
-    def with_outputs(self, outputs: int) -> TokenClassification:
-        """As many classes as outputs."""
-        return self if self.classes == outputs else replace(self, classes=outputs)
+    def ignored_label(self) -> int:
+        """The label that does not count."""
+        return self.ignore
 
     def check(self, targets: Tensor, name: str) -> Tensor:
         """Refuse what are no class indices for every position."""
         labels = check_integers(targets, name, "(examples, length)", (2,))
         check_range(labels[labels != self.ignore], self.classes, name)
         return labels
-
-    def convert(self, targets: Tensor) -> Tensor:
-        """Class indices as int64."""
-        return targets.long()
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy over the tokens that count, (,); 0 if none does."""
