@@ -21,7 +21,7 @@ import torch
 
 from tests.mutation.equivalent import EQUIVALENT
 from tests.mutation.mutants import Mutant
-from tests.mutation.run import measured, outcome, path_of, sample
+from tests.mutation.run import Measured, measured, outcome, path_of, sample
 from tests.mutation.targets import TARGETS
 
 
@@ -38,9 +38,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="the record to extend")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    for module in arguments.modules or TARGETS:
+    tests = measured({module: TARGETS[module] for module in arguments.modules or TARGETS})
+    for module, near in tests.items():
         earlier = recorded(arguments.json).get(arguments.again, {}).get(module)
-        result = run(module, arguments.sample, arguments.seed, earlier)
+        result = run(module, near, arguments.sample, arguments.seed, earlier)
         print(f"{module}: {result['killed']} of {result['mutants']} killed, {result['seconds']} s", flush=True)
         for line in result["alive"]:
             print(f"  {line['line']}: {line['change']}", flush=True)
@@ -48,20 +49,19 @@ def main() -> None:
             extend(arguments.json, arguments.label, module, result)
 
 
-def run(module: str, count: int, seed: int, earlier: dict[str, Any] | None = None) -> dict[str, Any]:
+def run(module: str, near: Measured, count: int, seed: int, earlier: dict[str, Any] | None = None) -> dict[str, Any]:
     """The counts of a module's mutants, and those that are alive.
 
     With an earlier result for the same mutants, those that were killed then are not run again.
     """
     began, equivalent = time.perf_counter(), EQUIVALENT.get(module, {})
     source = Path(path_of(module)).read_text("utf-8")
-    by_line, seconds = measured(module, TARGETS[module])
     every, chosen = sample(source, None, seed), sample(source, count, seed)
-    same = outcome(module, TARGETS[module], Mutant(0, "none", source), by_line, seconds)
+    same = outcome(module, Mutant(0, "none", source), near)
     if same.result != "alive":
         raise SystemExit(f"{module} without a change was {same.result}: its tests do not pass by themselves")
     again = chosen if earlier is None else _alive_then(chosen, earlier, len(every))
-    outcomes = [outcome(module, TARGETS[module], mutant, by_line, seconds) for mutant in again]
+    outcomes = [outcome(module, mutant, near) for mutant in again]
     alive = [o for o in outcomes if o.result == "alive"]
     return {
         "of": len(every),

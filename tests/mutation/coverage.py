@@ -1,39 +1,42 @@
-"""A pytest plugin that finds which tests execute which lines of one file, and how long each computes."""
+"""A pytest plugin that finds which tests execute which lines of some files, and how long each computes."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import pytest
 
+Line = tuple[str, int]
+"""A file, and the number of a line in it."""
+
 
 class Coverage:
-    """Lines of a file by test. Lines that a fixture executes count for every test that uses it."""
+    """Lines of files by test. Lines that a fixture executes count for every test that uses it."""
 
-    def __init__(self, file: str) -> None:
-        self.file = file
+    def __init__(self, files: Collection[str]) -> None:
+        self.files = frozenset(files)
         self.seconds: dict[str, float] = {}
-        self._by_test: dict[str, set[int]] = {}
-        self._by_fixture: dict[str, set[int]] = {}
+        self._by_test: dict[str, set[Line]] = {}
+        self._by_fixture: dict[str, set[Line]] = {}
         self._fixtures: dict[str, list[str]] = {}
-        self._lines: set[int] = set()
+        self._lines: set[Line] = set()
 
-    def tests(self) -> dict[int, list[str]]:
-        """The tests that execute each line, the fastest first."""
-        lines: dict[int, list[str]] = {}
+    def tests(self) -> dict[str, dict[int, list[str]]]:
+        """The tests that execute each line of each file, the fastest first."""
+        lines: dict[str, dict[int, list[str]]] = {file: {} for file in self.files}
         for test in sorted(self._by_test, key=lambda name: (self.seconds.get(name, 0.0), name)):
             used = (self._by_fixture.get(name, set()) for name in self._fixtures[test])
-            for line in self._by_test[test].union(*used):
-                lines.setdefault(line, []).append(test)
+            for file, line in self._by_test[test].union(*used):
+                lines[file].setdefault(line, []).append(test)
         return lines
 
     @contextmanager
-    def _into(self, lines: set[int]) -> Iterator[None]:
+    def _into(self, lines: set[Line]) -> Iterator[None]:
         before, self._lines = self._lines, lines
         try:
             yield
@@ -41,9 +44,10 @@ class Coverage:
             self._lines = before
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        if frame.f_code.co_filename != self.file:
+        file = frame.f_code.co_filename
+        if file not in self.files:
             return None
-        self._lines.add(frame.f_lineno)
+        self._lines.add((file, frame.f_lineno))
         return self._trace
 
     @pytest.hookimpl(wrapper=True)

@@ -13,7 +13,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -134,18 +134,35 @@ def in_child(work: Callable[[], object], seconds: float) -> Any:
     return json.loads(content) if content else None
 
 
-def measured(module: str, files: Sequence[str]) -> tuple[dict[int, list[str]], dict[str, float]]:
-    """The tests by the line of a module that they execute, and their seconds; every test must pass."""
+@dataclass(frozen=True)
+class Measured:
+    """The tests near a module as they are without a change."""
+
+    by_line: dict[int, list[str]]
+    """Those that execute each line of it, the fastest first."""
+    seconds: dict[str, float]
+    """Of the processor, by test."""
+
+
+def measured(targets: Mapping[str, Sequence[str]]) -> dict[str, Measured]:
+    """What the tests near each module execute, in one run of all of them; every test must pass."""
+    paths, files = {path_of(module): module for module in targets}, sorted(set().union(*targets.values()))
 
     def work() -> object:
-        coverage = Coverage(path_of(module))
+        coverage = Coverage(paths)
         code = pytest.main([*OPTIONS, *files], plugins=[coverage])
-        return [int(code), list(coverage.tests().items()), coverage.seconds]
+        lines = {paths[path]: list(tests.items()) for path, tests in coverage.tests().items()}
+        return [int(code), lines, coverage.seconds]
 
     result = in_child(work, 3600)
     if result is None or result[0] != 0:
-        raise SystemExit(f"the tests {' '.join(files)} do not pass on {module} as it is")
-    return dict(result[1]), result[2]
+        raise SystemExit(f"the tests {' '.join(files)} do not pass as they are")
+    _, lines, seconds = result
+    near_each = {}
+    for module, near in targets.items():
+        own = {test: time for test, time in seconds.items() if test.partition("::")[0] in near}
+        near_each[module] = Measured({at: [test for test in tests if test in own] for at, tests in lines[module]}, own)
+    return near_each
 
 
 def path_of(module: str) -> str:
@@ -165,11 +182,10 @@ def sample(source: str, count: int | None, seed: int) -> list[Mutant]:
     return sorted(drawn, key=lambda mutant: (mutant.line, mutant.change))
 
 
-def outcome(
-    module: str, files: Sequence[str], mutant: Mutant, by_line: dict[int, list[str]], seconds: dict[str, float]
-) -> Outcome:
+def outcome(module: str, mutant: Mutant, near: Measured) -> Outcome:
     """Run the tests that execute the mutant's line, the fastest first; all tests for a line that runs at import."""
-    tests = by_line.get(mutant.line) or sorted(seconds, key=lambda name: seconds[name])
+    seconds = near.seconds
+    tests = near.by_line.get(mutant.line) or sorted(seconds, key=lambda name: seconds[name])
     chosen: list[str] = []
     total = 0.0
     for test in tests:
