@@ -158,11 +158,11 @@ def measured(targets: Mapping[str, Sequence[str]]) -> dict[str, Measured]:
     if result is None or result[0] != 0:
         raise SystemExit(f"the tests {' '.join(files)} do not pass as they are")
     _, lines, seconds = result
-    near_each = {}
-    for module, near in targets.items():
-        own = {test: time for test, time in seconds.items() if test.partition("::")[0] in near}
-        near_each[module] = Measured({at: [test for test in tests if test in own] for at, tests in lines[module]}, own)
-    return near_each
+    near = {}
+    for module, test_files in targets.items():
+        its = {test: used for test, used in seconds.items() if test.partition("::")[0] in test_files}
+        near[module] = Measured({at: [test for test in tests if test in its] for at, tests in lines[module]}, its)
+    return near
 
 
 def path_of(module: str) -> str:
