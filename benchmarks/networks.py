@@ -20,7 +20,7 @@ class MiniLM(nn.Module):
 
     def __init__(self, classes: int) -> None:
         super().__init__()
-        _declare_image_operations()
+        declare_image_operations()
         from transformers import BertConfig, BertModel
 
         config = cast(Any, BertConfig)(
@@ -40,7 +40,7 @@ class MiniLM(nn.Module):
 
 
 @functools.cache
-def _declare_image_operations() -> object:
+def declare_image_operations() -> object:
     """Declare two operations without which torchvision, where it has no binaries, cannot be imported."""
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.networks import declare_image_operations
 from halrp import MeanSquare
 from halrp.method import allocate, decompose, scales
 from halrp.model.factors import Factors
@@ -106,3 +107,41 @@ def test_tasks_as_estimators_share_a_base(capsys: pytest.CaptureFixture[str]) ->
     assert min(shares[:2]) > 94
     assert all(shared > alone for shared, alone in zip(shares[2::2], shares[3::2], strict=True))
     assert "probabilities unchanged: True" in printed
+
+
+def printed_by(example: str, capsys: pytest.CaptureFixture[str]) -> str:
+    runpy.run_path(str(EXAMPLES / example), run_name="__main__")
+    return capsys.readouterr().out
+
+
+def test_regressions_are_better_than_the_mean_and_answer_in_the_targets_units(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    printed = printed_by("regression.py", capsys)
+    errors = [tuple(map(float, pair)) for pair in re.findall(r"error ([\d.]+), of the training mean ([\d.]+)", printed)]
+    # Measured: 45.1 and 60.2, 39.2 and 63.1, 40.0 and 62.5, 48.0 and 65.2.
+    assert len(errors) == 4
+    assert all(error < 0.9 * by_mean for error, by_mean in errors)
+    values = [int(value) for value in printed.rpartition(": ")[2].split(", ")]
+    assert len(values) == 4
+    assert all(0 < value < 350 for value in values)  # the data run from 25 to 346
+
+
+def test_masks_overlap_more_than_empty_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = printed_by("segmentation.py", capsys)
+    overlaps = [tuple(map(float, pair)) for pair in re.findall(r"overlap ([\d.]+), of an empty mask ([\d.]+)", printed)]
+    # Measured: 0.81 and 0.62, 0.72 and 0.63, 0.64 and 0.57.
+    assert len(overlaps) == 3
+    assert all(overlap > nothing + 0.03 for overlap, nothing in overlaps)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_text_tasks_share_an_encoder_of_transformers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    declare_image_operations()
+    monkeypatch.setattr("sys.argv", ["transformers_text.py"])
+    printed = printed_by("transformers_text.py", capsys)
+    assert "('billing', 'thanks', 'technical', 'asks')" in printed
+    assert all(int(size.replace(",", "")) <= 60_000 for size in re.findall(r": ([\d,]+) bytes", printed))
