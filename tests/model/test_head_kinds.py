@@ -308,6 +308,14 @@ def test_a_head_that_is_put_on_top_is_copied_and_keeps_its_kind(tmp_path: Path) 
         Learner(model, head="second", base="given", store=tmp_path)
 
 
+def test_a_head_on_top_leaves_every_modules_mode_as_it_was() -> None:
+    body = drawn(Features)
+    body.train().second.eval()  # type: ignore[operator]
+    Learner(body, head=nn.Linear(12, 2), method=METHOD, recipe=RECIPE, base="given", progress=None)
+    explain(body, head=nn.Linear(12, 2))
+    assert [module.training for module in body.modules()] == [True, True, False]
+
+
 def test_a_head_of_another_class_on_top_must_be_given_again(tmp_path: Path) -> None:
     kind = KINDS["small mlp on top"]
     learner = kind.learner(store=tmp_path)

@@ -28,6 +28,7 @@ class WithHead(nn.Module):
     def __init__(self, model: nn.Module, head: nn.Module, output: Pick = None) -> None:
         """Hold both; `output` picks the features in what the model gives."""
         super().__init__()
+        self.training = model.training
         self.model, self._features = model, Call(output)
         self.appended = LINEAR if type(head) is nn.Linear else MODULE
         self.add_module(self.appended, head)
@@ -63,8 +64,8 @@ def with_head(model: nn.Module, head: nn.Module | HeadName, output: Pick = None)
     if reason := unfit(head):
         raise HeadError(f"the head that is put on top of the model {reason}")
     device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), None)
-    joined = WithHead(model, copy.deepcopy(head).to(device), output)
-    return joined.train(model.training), joined.appended
+    joined = WithHead(model, copy.deepcopy(head).to(device).train(model.training), output)
+    return joined, joined.appended
 
 
 def as_stored(
