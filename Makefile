@@ -62,6 +62,7 @@ bench: .venv/dev
 	$(BIN)/python -m benchmarks.many_tasks --json results/benchmarks/many_tasks.json
 	$(BIN)/python -m benchmarks.batches --json results/benchmarks/batches.json
 	$(BIN)/python -m benchmarks.checkpoints --json results/benchmarks/checkpoints.json
+	$(BIN)/python -m benchmarks.any_task --json results/benchmarks/any_task.json
 	$(BIN)/python -m benchmarks.lab_overhead --json results/benchmarks/lab_overhead.json
 
 format: .venv/dev

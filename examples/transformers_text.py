@@ -45,7 +45,7 @@ def main(*weights: str) -> None:
     import transformers as hf
 
     torch.manual_seed(0)
-    pretrained = (hf.AutoTokenizer, hf.AutoModelForSequenceClassification)
+    pretrained: Any = (hf.AutoTokenizer, hf.AutoModelForSequenceClassification)
     tokenizer, model = (kind.from_pretrained(*weights) for kind in pretrained) if weights else tiny(hf)
     method, recipe = Halrp.budget(bytes_per_task=60_000), Recipe(epochs=20, lr=3e-3)
     learner = Learner(model, head="classifier", method=method, recipe=recipe, base="given", progress=None)

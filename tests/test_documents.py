@@ -1,10 +1,11 @@
 """Numbers in documents come from committed records."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from benchmarks import file_parts
+from benchmarks import any_task, file_parts
 from halrp.lab.report import documents
 
 ROOT = Path(__file__).parent.parent
@@ -33,3 +34,8 @@ def test_the_parts_of_a_tasks_file_in_the_document_are_those_of_this_format(caps
     shown = (ROOT / "docs" / "results.md").read_text()
     for line in capsys.readouterr().out.strip().splitlines():
         assert line in shown, "run: python -m benchmarks.file_parts"
+
+
+def test_the_table_of_kinds_of_tasks_is_that_of_its_record() -> None:
+    record = json.loads((ROOT / "results" / "benchmarks" / "any_task.json").read_text())
+    assert any_task.table(record["rows"]) in (ROOT / "docs" / "tasks.md").read_text()
