@@ -310,7 +310,7 @@ def test_a_head_that_is_put_on_top_is_copied_and_keeps_its_kind(tmp_path: Path) 
 
 def test_a_head_on_top_leaves_every_modules_mode_as_it_was() -> None:
     body = drawn(Features)
-    body.train().second.eval()  # type: ignore[operator]
+    body.train().get_submodule("second").eval()
     Learner(body, head=nn.Linear(12, 2), method=METHOD, recipe=RECIPE, base="given", progress=None)
     explain(body, head=nn.Linear(12, 2))
     assert [module.training for module in body.modules()] == [True, True, False]
