@@ -20,6 +20,7 @@ from halrp.model.delta import Delta
 from halrp.serve.predictor import Predictor
 from halrp.store.manifest import Entry, Manifest
 from halrp.store.store import Store
+from halrp.training.distributed import Processes, agreed
 
 
 @dataclass(frozen=True)
@@ -97,13 +98,32 @@ class Committed:
         if self.store is not None:
             self.store.check_known()
 
-    def commit(self, base: Base, tasks: Mapping[str, Delta], newest: str, replaces: bool = False) -> None:
-        """Make tasks immutable: a new one, or a new version of it, and those that the method's compression changed."""
+    def commit(
+        self,
+        base: Base,
+        tasks: Mapping[str, Delta],
+        newest: str,
+        replaces: bool = False,
+        processes: Processes | None = None,
+    ) -> None:
+        """Make tasks immutable: a new one, or a new version of it, and those that the method's compression changed.
+
+        Of several `processes`, which have the same tasks, the first writes to the store, and then the others follow.
+        """
+        for writes in (True,) if processes is None else (True, False):
+            with agreed(processes, newest):
+                if processes is None or processes.writes is writes:
+                    self._commit(base, tasks, newest, replaces, writes)
+
+    def _commit(self, base: Base, tasks: Mapping[str, Delta], newest: str, replaces: bool, writes: bool) -> None:
         changed = {name: delta for name, delta in tasks.items() if self.tasks.get(name) is not delta}
         replaced = {newest: self.tasks.get(newest)} if replaces else {}
         if self.store is not None:
             pruned = {name: self.tasks[name] for name in changed if name != newest and name in self.tasks}
-            manifest = self.store.commit(base, list(changed.values()), pruned=pruned, replaced=replaced)
+            if writes:
+                manifest = self.store.commit(base, list(changed.values()), pruned=pruned, replaced=replaced)
+            else:
+                manifest = self.store.known = self.store.manifest()
             self._entries |= {name: manifest.tasks[name] for name in changed}
         elif replaces:
             self._old[newest] = (self.tasks[newest], *self._old.get(newest, ()))

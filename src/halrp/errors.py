@@ -59,6 +59,10 @@ class DivergedError(HalrpError, ArithmeticError):
     """Training produced a loss that is not finite."""
 
 
+class ProcessError(HalrpError, RuntimeError):
+    """Processes that learn together differ in what must be the same, or one of them failed."""
+
+
 class StoreError(HalrpError):
     """Something is wrong with a store or one of its files. The kinds below say what."""
 

@@ -43,10 +43,12 @@ from halrp.store.store import Store
 from halrp.task_setup import TaskArguments, TaskSetup, check_epochs
 from halrp.training.bar import Show, notifier
 from halrp.training.batches import Augment
+from halrp.training.distributed import Processes, agreed
 from halrp.training.groups import Group, by_kind, by_role
 from halrp.training.prepare import Source
 from halrp.training.recipe import Recipe
 from halrp.training.run import TaskRun
+from halrp.training.shared_data import whole
 
 
 class Learner(Managed):
@@ -70,6 +72,7 @@ class Learner(Managed):
         skip_damaged: bool = False,
         output: Pick = None,
         transform: Callable[[Batch], Batch] | None = None,
+        distributed: bool = False,
     ) -> None:
         """Take a model and settings.
 
@@ -85,12 +88,15 @@ class Learner(Managed):
         Batches reach the model as `model(x)`, `model(*x)` or `model(**x)`, after `transform(x)` if there is one. Its
         outputs are a tensor, what is called `logits` in what it gives, or what `output` picks: a key or attribute, a
         position, or a function; for a head on top of the model, `output` picks the features.
+
+        With `distributed`, the processes of torch's process group learn each task together: all call `learn` with the
+        same arguments, each with its own loader if data come from one (docs/scaling.md). The first writes to the store.
         """
         if base not in ("first", "given"):
             raise SettingError(f"Learner(base={base!r}) is unknown; choose 'first' or 'given'")
         self._method: Halrp | SettingError = Halrp.budget() if method is None else method
         self._recipe: Recipe | SettingError = Recipe() if recipe is None else recipe
-        self.seed = seed
+        self.seed, self.distributed = seed, distributed
         notifier(progress)  # refuses what is none
         self.progress = progress
         check_epochs(self.method, self.recipe)
@@ -100,6 +106,7 @@ class Learner(Managed):
         initial = Base(views.clone(model), plan(model, name), channels_last, counts_head=base == "first", call=call)
         folder = store if store is None or isinstance(store, Store) else Store(store)
         self._committed = Committed(initial, base == "given", folder, skip_damaged)
+        self._processes()  # refuses what cannot learn together
         self._refuse_other_call()
         self._scores: dict[str, Mapping[str, Tensor]] = {}
 
@@ -171,8 +178,9 @@ class Learner(Managed):
         With `replace`, a new version of a learned task; the old one stays (`versions`, `revert`, `drop_versions`).
         """
         with seeding.exclusive():  # tasks that threads learn at once are learned in turn
-            self._committed.check_name(name, replace)
-            self._committed.check_store()
+            with agreed(self._processes(), str(name)):
+                self._committed.check_name(name, replace)
+                self._committed.check_store()
             setup, device = self._setup(self._committed.version(name) if replace else 0), self.device
             with setup.ending(name), torch.enable_grad(), seeding.isolated(*setup.seed_key(name), device=device):
                 run = setup.prepare(TaskArguments(name, train, val, classes, class_names, augment, data_key, objective))
@@ -186,6 +194,11 @@ class Learner(Managed):
         one. The first task is learned here if there is no base. When a task fails, those before it stay committed.
         Engines of processes are faster; threads of one process learn in turn, since they share its random generators.
         """
+        if engine is not None and self.distributed:
+            raise SettingError(
+                "learn_many(engine=...) with Learner(distributed=True): tasks are learned by workers, or each by all "
+                "processes together; leave one out"
+            )
         arguments = {name: parallel.arguments_of(name, given) for name, given in tasks.items()}
         replaces = {name: bool(given.pop("replace", False)) for name, given in arguments.items()}
         for name in arguments:
@@ -225,7 +238,7 @@ class Learner(Managed):
         check.base(initial, net)
         base = Base(net, plan, initial.channels_last, initial)
         delta = Delta.pack(setup.description(run), base.layout, {}, {})
-        self._committed.commit(base, {run.task: delta}, run.task)
+        self._committed.commit(base, {run.task: delta}, run.task, processes=run.processes)
         run.finish()
         return delta
 
@@ -249,7 +262,7 @@ class Learner(Managed):
         late = sorted(tuned.owned.keys() - owned.keys() - tuned.start.dense.keys())
         method.allocate.check(Size(delta.parameters, delta.bytes), base_size, late)
         tasks = self._compressed({**self.tasks, name: delta}, name, base.parameter_count)
-        self._committed.commit(base, tasks, name, replaces)
+        self._committed.commit(base, tasks, name, replaces, run.processes)
         run.finish()
         self._scores[name] = tuned.start.scores
         return self.tasks[name]
@@ -316,6 +329,7 @@ class Learner(Managed):
         verify_key: AnyKey = None,
         attach: bool = True,
         skip_damaged: bool = False,
+        distributed: bool = False,
     ) -> Learner:
         """Read a store's base and tasks into a learner, which commits later tasks there too.
 
@@ -325,7 +339,8 @@ class Learner(Managed):
         recalled; then learning asks for `method`. Files hold no code: `output` and `transform`, if tasks were learned
         with them, must be given again. With `verify_key`, a key or its file, everything must be signed with that key.
         With `attach=False` the learner is a copy that never writes to the store.
-        `skip_damaged` leaves tasks out that cannot be read, with a warning; `damaged` names them.
+        `skip_damaged` leaves tasks out that cannot be read, with a warning; `damaged` names them. `distributed` is that
+        of a new learner.
         """
         store = Store(folder, verify_key=verify_key)
         try:
@@ -339,6 +354,8 @@ class Learner(Managed):
         learner._committed.store = store if attach else None
         newest = list(learner.tasks.values())[-1].provenance if learner.tasks else None
         learner._method, learner._recipe, learner.seed = recalled_settings(newest, method, recipe, seed)
+        learner.distributed = distributed
+        learner._processes()  # refuses what cannot learn together
         return learner
 
     # ---- helpers of the steps above ------------------------------------------------------------------------------
@@ -346,20 +363,27 @@ class Learner(Managed):
     def _setup(self, version: int = 0) -> TaskSetup:
         committed = self._committed
         is_base = committed.base is not None
+        processes = self._processes()
+        progress = notifier(self.progress) if processes is None or processes.writes else None
         settings = (self.method, self.recipe, self.seed)
-        return TaskSetup(*settings, committed.body, is_base, notifier(self.progress), committed.store, version)
+        return TaskSetup(*settings, committed.body, is_base, progress, committed.store, version, processes)
+
+    def _processes(self) -> Processes | None:
+        """The processes that learn each task together, if it is not this one alone."""
+        return Processes.of(self.device) if self.distributed else None
 
     def _check(self, setup: TaskSetup, run: TaskRun) -> CommitCheck:
         """The check of what training makes of the model; one that cannot pass is refused here."""
         data, call = run.data, setup.body.call
-        first = next(iter(data.train.batches(4, None)))
-        val = None if data.val is None else next(iter(data.val.batches(2, None)))
-        if val is not None:
-            refuse_other_structure(val[0], structure(first[0]), f"{run.task}: val")
-            val = take(val[0], slice(2)), val[1][:2]
-        check = CommitCheck.of(run.task, data.width, first, setup.description(run).autocast, call, data.objective)
-        check.before_training(setup.body, val, *run.seed_key)
-        return check
+        with agreed(run.processes, run.task):
+            first = next(iter(whole(data.train).batches(4, None)))
+            val = None if data.val is None else next(iter(data.val.batches(2, None)))
+            if val is not None:
+                refuse_other_structure(val[0], structure(first[0]), f"{run.task}: val")
+                val = take(val[0], slice(2)), val[1][:2]
+            check = CommitCheck.of(run.task, data.width, first, setup.description(run).autocast, call, data.objective)
+            check.before_training(setup.body, val, *run.seed_key)
+            return check
 
     def _refuse_other_call(self) -> None:
         """Refuse a store whose tasks were learned with another transform or other outputs of the model."""

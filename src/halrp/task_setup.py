@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
+from torch.utils.data import DataLoader
+
 from halrp._version import __version__
 from halrp.errors import CheckpointWarning, SettingError, TaskError
 from halrp.identity import UnidentifiedError, identity
@@ -30,13 +32,15 @@ from halrp.provenance import KNOWN, call_settings, describe, method_settings
 from halrp.store import atomic
 from halrp.store.store import Store
 from halrp.text import is_encodable
-from halrp.training.batches import Augment, Data, TaskData, refuse_batch_of_one
+from halrp.training.batches import Augment, Data, InMemory, TaskData, refuse_batch_of_one
 from halrp.training.checkpoint import Checkpoints
+from halrp.training.distributed import Processes, SharedCheckpoints, agreed
 from halrp.training.prepare import Source, prepare
 from halrp.training.progress import Notify
 from halrp.training.recipe import Recipe
 from halrp.training.requirements import refuse_unsuited_data
 from halrp.training.run import TaskRun
+from halrp.training.shared_data import joined, part_of, refuse_validation_part
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,8 @@ class TaskSetup:
     store: Store | None = None
     version: int = 0
     """The number of versions that the task has had before."""
+    processes: Processes | None = None
+    """The processes that learn the task together."""
 
     def seed_key(self, name: str) -> tuple[object, ...]:
         """What every random draw of a task is a function of."""
@@ -84,16 +90,50 @@ class TaskSetup:
 
     def prepare(self, arguments: TaskArguments) -> TaskRun:
         """Check a task's data and make it uniform; its checkpoints are those of the same base, data and settings."""
+        with agreed(self.processes, arguments.name):
+            run = self._run(arguments)
+        if self.processes is not None:
+            run = self._shared(run, self.processes)
+        if self.store is None:
+            return run
+        checkpoints = self._checkpoints(self.store, run, arguments.data_key)
+        if self.processes is not None:
+            checkpoints = SharedCheckpoints(self.processes, checkpoints)
+        return replace(run, checkpoints=checkpoints)
+
+    def _run(self, arguments: TaskArguments) -> TaskRun:
         check_epochs(self.method, self.recipe)
         key = arguments.data_key
         if key is not None and not (isinstance(key, str) and key):
             raise SettingError(f"{arguments.name}: data_key={key!r} must be a non-empty text, such as 'v3', or None")
         data = self._data(arguments)
         refuse_unsuited_data(self.recipe, data.train, data.val, arguments.name)
-        run = TaskRun(arguments.name, data, self.recipe, self.seed_key(arguments.name), self.progress)
+        seed_key = self.seed_key(arguments.name)
+        run = TaskRun(arguments.name, data, self.recipe, seed_key, self.progress, processes=self.processes)
         if self.is_base:
             self._check_budget(run)
-        return run if self.store is None else replace(run, checkpoints=self._checkpoints(self.store, run, key))
+        return run
+
+    def _shared(self, run: TaskRun, processes: Processes) -> TaskRun:
+        """The task as all processes have it together; raises in all of them if they have different ones."""
+        train, val = joined(run.data.train, processes, f"{run.task}: train"), run.data.val
+        data = run.data._replace(train=train)
+        facts: dict[str, object] = {
+            "the task": run.task,
+            "the base": self.body.fingerprint,
+            "settings": self.provenance(data),
+            "the objective": described(data.objective),
+            "the width of the head": data.width,
+            "whether there is a store": self.store is not None,
+            "the kind of data": type(train).__name__,
+            "the number of examples": train.examples,
+            "the number of validation examples": 0 if val is None else val.examples,
+        }
+        for name, part in (("the examples", train), ("the validation examples", val)):
+            if isinstance(part, InMemory):
+                facts[name] = part.identity()
+        processes.refuse_differences({name: str(fact) for name, fact in facts.items()})
+        return replace(run, data=data)
 
     @contextmanager
     def ending(self, name: str) -> Iterator[None]:
@@ -172,6 +212,7 @@ class TaskSetup:
         """How a task is learned."""
         settings = {"halrp": __version__, "method": method_settings(self.method), "recipe": describe(self.recipe)}
         settings |= {"seed": self.seed} | call_settings(self.body.call)
+        settings |= {} if self.processes is None else {"processes": self.processes.size}
         return settings | ({} if data.augment is None else {"augment": describe(data.augment)})
 
     def _data(self, arguments: TaskArguments) -> TaskData:
@@ -182,6 +223,11 @@ class TaskSetup:
         objective = objective_of(arguments, self.body)
         train = self._prepared(name, "train", arguments.train, objective, identify)
         val = None if arguments.val is None else self._prepared(name, "val", arguments.val, train.objective, identify)
+        if self.processes is not None:
+            is_loader = isinstance(arguments.train, DataLoader)
+            train = part_of(train, is_loader, self.processes, self.recipe.batch, f"{name}: train")
+            if val is not None:
+                refuse_validation_part(val, f"{name}: val")
         if names is not None and len(names) != train.objective.named:
             raise TaskError(f"{name}: {len(names)} class names for {train.objective.named} classes; give one for each")
         if self.body.has_batch_norm:

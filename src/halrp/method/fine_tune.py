@@ -105,7 +105,7 @@ def _lowest_validation_loss(trainings: Sequence[Training], trial: float, val: Da
         with seeding.isolated(
             *run.seed_key, "choice", device=next(module.parameters()).device
         ):  # a loader may draw its order
-            losses.append(evaluate(module, val, recipe.batch, recipe.autocast)[0])
+            losses.append(evaluate(module, val, recipe.batch, recipe.autocast, run.processes)[0])
     best = losses.index(min(losses))
     if run.checkpoints is not None:
         run.checkpoints.save("choice", {}, {"best": best})

@@ -24,7 +24,7 @@ component costs J + C numbers: per number stored it favours no layer.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import MISSING, dataclass, fields
 
@@ -45,6 +45,7 @@ from halrp.model.delta import Recovered
 from halrp.model.factors import Factors, identity_factors
 from halrp.model.size import Size
 from halrp.training.batches import Data, loss_of
+from halrp.training.distributed import Processes
 from halrp.training.groups import Group, by_kind, by_role
 from halrp.training.run import TaskRun
 
@@ -132,24 +133,26 @@ class Gradients:
         """Pass over the data twice, or once if every gradient is small enough to be summed itself."""
         weights = {n: p for n, p in net.named_parameters() if n in layers}
         net.requires_grad_(False).eval()
-        size = 0
+        rows, counts = 0, torch.zeros(())
         with ExitStack() as hooks:
             for name, weight in weights.items():
                 weight.requires_grad_(True)
 
                 def take(weight: Tensor, layer: _Layer = layers[name]) -> None:
                     if weight.grad is not None:
-                        layer.add(at_least_float32(weight.grad), size)
+                        layer.add(at_least_float32(weight.grad), rows, counts)
                     weight.grad = None
 
                 hooks.callback(weight.register_post_accumulate_grad_hook(take).remove)
             for _ in range(2):
                 for x, y in self._batches(run, next(iter(weights.values())).device):
-                    size = y.shape[0]
+                    rows, counts = y.shape[0], torch.as_tensor(run.data.objective.weight(y), device=y.device)
                     with differentiable(net):
                         loss = loss_of(run.data.train, net, x, y)
                         if loss.requires_grad:  # else no weight is reached, which is refused below
                             loss.backward()
+                if run.processes is not None:
+                    _add_up(layers.values(), run.processes)
                 for layer in layers.values():
                     layer.end_pass()
                 if all(layer.complete for layer in layers.values()):
@@ -186,16 +189,18 @@ class _Layer:
     def __init__(self, weight: Tensor, sketches: Mapping[str, Sketch]) -> None:
         self.sketches = sketches
         self.importance = at_least_float32(weight.new_zeros(()))
-        self.batches, self.examples, self.passes = 0, 0, 0
+        self.weight = self.importance.clone()
+        """What all batches count together."""
+        self.batches, self.passes = 0, 0
 
-    def add(self, gradient: Tensor, size: int) -> None:
-        """Add the gradient of the mean loss of a batch of `size` examples."""
+    def add(self, gradient: Tensor, rows: int, weight: Tensor) -> None:
+        """Add the gradient of the mean loss of a batch of some rows, which counts `weight` in means over several."""
         if not self.passes:
             self.batches += 1
-            self.examples += size
-            self.importance += size * gradient.square().mean()
+            self.weight += weight
+            self.importance += rows * gradient.square().mean()
         for view, sketch in self.sketches.items():
-            sketch.add(size * _matrix(gradient, view))
+            sketch.add(weight * _matrix(gradient, view))
 
     def end_pass(self) -> None:
         """End a pass over the data."""
@@ -213,7 +218,18 @@ class _Layer:
     def spectrum(self, view: str) -> Spectrum:
         """That of the gradient of the mean loss over all examples."""
         sigma, v, energy = self.sketches[view].spectrum()
-        return Spectrum(sigma / self.examples, v, energy / self.examples**2)
+        return Spectrum(sigma / self.weight, v, energy / self.weight**2)
+
+
+def _add_up(layers: Collection[_Layer], processes: Processes) -> None:
+    """Add up what several processes have seen of their parts of the data in a pass."""
+    sums = [sketch.sum for layer in layers for sketch in layer.sketches.values() if sketch.sum is not None]
+    first = [layer for layer in layers if not layer.passes]
+    batches = torch.tensor([layer.batches for layer in first], device=processes.device)
+    processes.add([*sums, *(total for layer in first for total in (layer.importance, layer.weight))])
+    processes.add_flat(batches)
+    for layer, count in zip(first, batches.tolist(), strict=True):
+        layer.batches = count
 
 
 def _matrix(gradient: Tensor, view: str) -> Tensor:

@@ -62,6 +62,11 @@ class Sketch:
         else:
             self._sum.addmm_(part, self._test)
 
+    @property
+    def sum(self) -> Tensor | None:
+        """What this pass has summed, so that sums of several processes can be added; None if it sums nothing."""
+        return None if self.whole and self._turned else self._sum
+
     def turn(self) -> None:
         """End the first pass."""
         self._turned = True

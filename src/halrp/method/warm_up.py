@@ -31,6 +31,7 @@ from halrp.model.factors import Factors
 from halrp.model.size import Size
 from halrp.training.groups import Group, by_kind, by_role
 from halrp.training.run import TaskRun
+from halrp.training.shared_data import whole
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,14 @@ class WarmUp:
         training = run.training("warm-up", net, groups, method.warm_up, early_stopping=False).run()
         check.gradients(free, training.without_gradient)
         # Importance: what an error in each free weight costs.
-        held_out = data.train if data.val is None else data.val
+        held_out = whole(data.train) if data.val is None else data.val
         with seeding.isolated(*run.seed_key, "importance", device=base.device):  # a loader may draw its order
             sensitivity = measure(
                 method.importance, method.decompose.needs_curvature, net, free, held_out, run.recipe.batch
             )
+        if run.processes is not None:  # each has measured all that it can read
+            factors = [part for curvature in sensitivity.curvature.values() for part in curvature]
+            run.processes.take_first([*sensitivity.importance.values(), *factors], "importance")
         # Scales, decomposition, allocation: one start for each view of convolutions that is tried.
         owned, base_size = base.owned_tensors(net), Size(base.parameter_count, base.size.bytes)
         kernels = {n: base.plan.parameters[n].kernel for n in free}

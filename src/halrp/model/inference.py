@@ -13,12 +13,12 @@ from halrp.model.layers.norm import uses_batch_statistics
 from halrp.model.precision import forward_precision
 
 
-def batch_sizes(rows: int, batch: int) -> list[int]:
-    """Split a number of rows into batches; a single last row joins the batch before it."""
+def batch_sizes(rows: int, batch: int, least: int = 2) -> list[int]:
+    """Split a number of rows into batches; fewer than `least` last rows join the batch before them."""
     full, rest = divmod(rows, batch)
     sizes = [batch] * full + ([rest] if rest else [])
-    if batch > 1 and len(sizes) > 1 and sizes[-1] == 1:
-        sizes[-2:] = [sizes[-2] + 1]
+    if batch >= least and len(sizes) > 1 and sizes[-1] < least:
+        sizes[-2:] = [sum(sizes[-2:])]
     return sizes
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
 
 from halrp import seeding
 from halrp.errors import BatchOfOneError, DataError
@@ -60,6 +61,23 @@ def loss_of(data: Data, module: nn.Module, x: Batch, y: Tensor) -> Tensor:
     return data.objective.loss(data.call(module, x), y)
 
 
+class Part(NamedTuple):
+    """Which rows of every batch a process has, if several learn together: every `size`-th, beginning with `rank`."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def rows(self) -> slice:
+        """The rows of a batch."""
+        return slice(self.rank, None, self.size)
+
+
+def sizes_of(examples: int, batch: int, drop_last: bool, part: Part) -> list[int]:
+    """Examples in each batch of a pass. A last batch with less than two for each process joins the one before it."""
+    return [batch] * (examples // batch) if drop_last else batch_sizes(examples, batch, 2 * part.size)
+
+
 class TaskData(NamedTuple):
     """Everything that a task is learned from."""
 
@@ -93,6 +111,8 @@ class InMemory:
     """Draw examples with replacement, every class equally likely."""
     objective: Objective = field(default_factory=Classification)
     call: Call = field(default_factory=Call)
+    part: Part = Part()
+    """The rows of each batch that `batches` yields; sizes, steps and examples are those of all processes."""
 
     @property
     def examples(self) -> int:
@@ -101,28 +121,29 @@ class InMemory:
 
     def steps(self, batch: int) -> int:
         """The number of batches in one pass."""
-        return len(self._sizes(batch))
+        return len(self.sizes_in(batch))
 
     def identity(self) -> str:
         """A hash of all examples."""
         return seeding.fingerprint({**{f"x{path}": t for path, t in tree.named_leaves(self.x)}, "y": self.y})
 
-    def _sizes(self, batch: int) -> list[int]:
-        return [batch] * (self.examples // batch) if self.drop_last else batch_sizes(self.examples, batch)
+    def sizes_in(self, batch: int) -> list[int]:
+        """Examples in each batch."""
+        return sizes_of(self.examples, batch, self.drop_last, self.part)
 
     def batches(self, batch: int, shuffle: torch.Generator | None) -> Iterator[tuple[Batch, Tensor]]:
         """Yield `(x, y)` batches by index lookup, or by slicing when the order is the stored one."""
-        sizes = self._sizes(batch)
+        sizes = self.sizes_in(batch)
         used = sum(sizes)
         if shuffle is None:
             rows = tree.split(tree.take(self.x, slice(used)), sizes)
             for x, y in zip(rows, self.y[:used].split(sizes), strict=True):
                 # A model may write to its input, and these rows may be the user's own.
-                yield tree.tree_map(torch.clone, x), y
+                yield tree.tree_map(torch.clone, tree.take(x, self.part.rows)), y[self.part.rows]
             return
         drawn = balanced_order(self.y, shuffle) if self.by_class else torch.randperm(self.examples, generator=shuffle)
         order = drawn[:used].to(self.y.device)
-        for index in order.split(sizes):
+        for index in (rows[self.part.rows] for rows in order.split(sizes)):
             yield tree.tree_map(partial(self._rows, index), self.x), self.y.index_select(0, index)
 
     def _rows(self, index: Tensor, tensor: Tensor) -> Tensor:
@@ -160,6 +181,8 @@ class Loaded:
 
     def batches(self, batch: int, shuffle: torch.Generator | None) -> Iterator[tuple[Batch, Tensor]]:
         """Yield the loader's own batches, checked where they lie and then moved to the device."""
+        if isinstance(self.loader.sampler, DistributedSampler):  # it draws from its own seed and number of the epoch
+            self.loader.sampler.set_epoch(0 if shuffle is None else shuffle.initial_seed() % 2**31)
         number = -1
         for number, item in enumerate(self.loader):
             x, y = checked_pair(item, self.objective, f"batch {number}")
@@ -181,12 +204,14 @@ def on_device(batch: Batch, device: torch.device, channels_last: bool) -> Batch:
 
 def refuse_batch_of_one(data: Data, batch: int, name: str) -> None:
     """Raise if a pass over `data` holds a batch of one example, which has no statistics to normalise by."""
-    if isinstance(data, InMemory):
-        alone = data.examples == 1 or batch == 1
+    part: Part = getattr(data, "part", Part())
+    if isinstance(data, Loaded):
+        alone = 1 in data.sizes
     else:
-        alone = isinstance(data, Loaded) and 1 in data.sizes
+        alone = hasattr(data, "sizes_in") and min(data.sizes_in(batch), default=0) // part.size == 1
     if alone:
+        divided = f" in one of {part.size} processes" if part.size > 1 else ""
         raise BatchOfOneError(
-            f"{name}: batch normalisation cannot train on a batch of one example "
+            f"{name}: batch normalisation cannot train on a batch of one example{divided} "
             f"({data.examples} examples, batch size {batch}); use batches of two or more, or drop_last=True"
         )

@@ -2,7 +2,8 @@
 
 A `Training` is one stage of a task's learning on one module, advanced epoch by epoch, so that a caller may evaluate in
 between and continue. Everything random in an epoch is seeded by the stage's `seed_key` and the number of the epoch. The
-loop waits for the device once per epoch. What a step does with gradients is in `updates`.
+loop waits for the device once per epoch. What a step does with gradients is in `updates`; what several processes that
+train together exchange, in `distributed`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from halrp.training.augmented import refuse_unlike
 from halrp.training.batches import Augment, Data, InMemory, Loaded, loss_of
 from halrp.training.checkpoint import SMALL, Checkpoints
 from halrp.training.compiled import Compiled
+from halrp.training.distributed import GradientAverage, Processes
 from halrp.training.groups import Group
 from halrp.training.optimiser_state import UnsavableError
 from halrp.training.prepare import refuse_no_batch
@@ -37,6 +39,7 @@ from halrp.training.progress import Notify, Progress, Stop, StopTraining
 from halrp.training.recipe import Recipe, autocast
 from halrp.training.requirements import refuse_no_validation, refuse_unbalanced
 from halrp.training.saved_state import UnfitError, check_tensors, position_of
+from halrp.training.shared_data import SharedDataset, exactly
 from halrp.training.stopping import EarlyStopping, Validation
 from halrp.training.updates import Rate, Updates
 
@@ -96,10 +99,12 @@ class Training:
         checkpoints: Checkpoints | None = None,
         validate: Callable[[nn.Module], Validation] | None = None,
         stop: Stop | None = None,
+        processes: Processes | None = None,
     ) -> None:
         """Prepare a stage. With `checkpoints` its state is saved there after epochs, and resumed from there.
 
         `validate` measures the module on validation data. `stop` is shared by all stages that end when one is stopped.
+        `processes` train together, each on its part of the data.
         """
         hooks = Hooks() if hooks is None else hooks
         if hooks.augment is not None and not callable(hooks.augment):
@@ -123,13 +128,19 @@ class Training:
         """What a batch counts in means over several."""
         self._validate, self._stop = validate, Stop() if stop is None else stop
         self._stopping = None if recipe.patience is None else EarlyStopping(recipe.patience)
-        # A loader has its own batch size, and no batch is larger than the task.
+        # A loader has batches of its own size, and no batch is larger than the task.
         batches = data.steps(recipe.batch)
-        batch = data.examples / batches if isinstance(data, Loaded) else recipe.batch
+        batch = data.examples / batches if isinstance(data, (Loaded, SharedDataset)) else recipe.batch
         self._batch = min(batch * recipe.accumulate, data.examples)
         self._steps = math.ceil(batches / recipe.accumulate)
-        self._updates = Updates(list(groups), recipe, self._rate(), self._steps * self.epochs)
+        self._processes, groups = processes, list(groups)
+        if processes is not None:
+            parameters = [parameter for group in groups for parameter in group.parameters]
+            processes.take_first(parameters, f"what {stage.name} trains")
+        self._updates = Updates(groups, recipe, self._rate(), self._steps * self.epochs)
+        self._average = None if processes is None else GradientAverage(processes, self._updates.parameters)
         self._device = self._updates.device
+        self._validates = validate is not None and self._is_validated()
         self._seconds = 0.0
         self._unsaved: tuple[dict[str, Tensor], dict[str, Any]] | None = None
         """The state after the last epoch, if it was not yet time to save it."""
@@ -194,11 +205,14 @@ class Training:
         total: Tensor = torch.zeros((), device=self._device)
         seen: Tensor | int = 0
         reported = began
-        seed_key = self.stage.seed_key
-        with seeding.isolated(*seed_key, self.epoch, device=self._device):
+        seed_key, processes = self.stage.seed_key, self._processes
+        process = () if processes is None or processes.rank == 0 else ("process", processes.rank)
+        with seeding.isolated(*seed_key, self.epoch, *process, device=self._device):
             shuffle = seeding.generator(*seed_key, "order", self.epoch) if recipe.shuffle else None
-            noise = seeding.generator(*seed_key, "augment", self.epoch)
+            noise = seeding.generator(*seed_key, "augment", self.epoch, *process)
             batches = self.data.batches(recipe.batch, shuffle)
+            if processes is not None:
+                batches = exactly(batches, self.data.steps(recipe.batch), self.stage.task)
             for number, together in enumerate(_together(batches, recipe.accumulate)):
                 weights = [self._weight(y) for _, y in together]
                 self._updates.begin()
@@ -207,11 +221,17 @@ class Training:
                     loss = self._backward(self._augmented(x, noise), y, share)
                     total += loss * weight
                     seen += weight
+                if self._average is not None:
+                    self._average(sum(weights))
+                if self.without_gradient:
+                    self.without_gradient = [p for p in self.without_gradient if p.grad is None]
                 self._updates.end(self._hooks.after_backward, self._hooks.after_step)
                 now = time.perf_counter()
                 if now - reported > self.REPORT_EVERY:
                     reported = now
                     self._report(number + 1, None, self._seconds + now - began)
+        if processes is not None:
+            total, seen = self._over_all(processes, total, seen)
         mean = float(total) / (float(seen) or 1.0)
         if not math.isfinite(mean):
             raise DivergedError(
@@ -223,14 +243,21 @@ class Training:
         self._seconds += time.perf_counter() - began
         self._save()
         self._report(0, mean, self._seconds, validation)
+        if processes is not None:
+            self._stop.requested = bool(processes.first(self._stop.requested))
+
+    def _over_all(self, processes: Processes, total: Tensor, seen: Tensor | int) -> tuple[Tensor, Tensor]:
+        """The epoch's loss over all processes, whose running statistics become their mean."""
+        sums = torch.stack([total.double(), torch.as_tensor(seen, dtype=torch.float64, device=self._device)])
+        processes.add_flat(sums)
+        processes.average([buffer for buffer in self._buffers().values() if buffer.is_floating_point()])
+        return sums[0], sums[1]
 
     def _backward(self, x: Batch, y: Tensor, share: Tensor | float) -> Tensor:
         """The loss of a batch, which is a share of a step; its gradients are added to those of the step."""
         with autocast(self.recipe.autocast, self._device):
             loss = self._loss(self.module, x, y)
         self._updates.backward(loss if isinstance(share, float) and share == 1.0 else loss * share)
-        if self.without_gradient:
-            self.without_gradient = [parameter for parameter in self.without_gradient if parameter.grad is None]
         return loss.detach()
 
     def _augmented(self, x: Batch, noise: torch.Generator) -> Batch:
@@ -241,9 +268,14 @@ class Training:
         refuse_unlike(augmented, x, self.stage.task)
         return augmented
 
+    def _is_validated(self) -> bool:
+        """Whether somebody wants to know loss and score on the validation data after every epoch."""
+        wanted = bool(self._stopping or getattr(self._notify, "validates", False))
+        return wanted if self._processes is None else bool(self._processes.first(wanted))
+
     def _validation(self) -> Validation | None:
         """Loss and score on the validation data, where somebody wants to know them."""
-        if self._validate is None or not (self._stopping or getattr(self._notify, "validates", False)):
+        if self._validate is None or not self._validates:
             return None
         self._evaluation_mode()
         with seeding.isolated(*self.stage.seed_key, "validation", device=self._device):  # a loader may draw its order
@@ -260,7 +292,12 @@ class Training:
             if validation is not None:
                 at = replace(at, validation_loss=validation.loss, validation_score=validation.score)
             with seeding.isolated("progress", device=self._device):  # a callback's draws must not change the task
-                self._notify(at)
+                try:
+                    self._notify(at)
+                except StopTraining:
+                    if self._processes is None:
+                        raise
+                    self._stop.requested = True  # at the end of the epoch, in every process
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 

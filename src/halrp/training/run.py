@@ -9,6 +9,7 @@ from torch import nn
 
 from halrp.training.batches import TaskData
 from halrp.training.checkpoint import Checkpoints
+from halrp.training.distributed import Processes
 from halrp.training.evaluate import evaluate
 from halrp.training.loop import Group, Hooks, Stage, Training
 from halrp.training.progress import Notify, Stop
@@ -27,6 +28,8 @@ class TaskRun:
     """What every random draw of the task is a function of: seed, base fingerprint, task name."""
     notify: Notify | None = None
     checkpoints: Checkpoints | None = None
+    processes: Processes | None = None
+    """The processes that learn the task together."""
 
     stop: Stop = field(default_factory=Stop)
     """Whether the training of the task is to end, in every stage."""
@@ -46,11 +49,12 @@ class TaskRun:
             self.checkpoints,
             None if self.data.val is None else self._validate,
             self.stop,
+            self.processes,
         )
 
     def _validate(self, module: nn.Module) -> Validation:
         assert self.data.val is not None
-        return Validation(*evaluate(module, self.data.val, self.recipe.batch, self.recipe.autocast))
+        return Validation(*evaluate(module, self.data.val, self.recipe.batch, self.recipe.autocast, self.processes))
 
     def finish(self) -> None:
         """Remove the checkpoints of a task that is committed."""
