@@ -91,7 +91,7 @@ def rows_of(stream: str, seeds: list[dict[str, dict[str, float]]]) -> list[dict[
     for name in seeds[0]:
         values = [seed[name]["accuracy"] for seed in seeds]
         gains = [seed[name]["accuracy"] - seed[NONE]["accuracy"] for seed in seeds]
-        row = {"stream": stream, "name": name, "accuracies": [round(value, 3) for value in values]}
+        row: dict[str, Any] = {"stream": stream, "name": name, "accuracies": [round(value, 3) for value in values]}
         row |= {"accuracy": round(statistics.fmean(values), 3), "gain": round(statistics.fmean(gains), 3)}
         error = statistics.stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
         size = statistics.fmean(seed[name]["bytes"] for seed in seeds)

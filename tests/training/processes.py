@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pickle
 import signal
@@ -12,7 +13,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from tests.helpers import one_thread
+from halrp import Halrp, Learner, Progress, Recipe
+from tests.helpers import net, one_thread
 from tests.timing import PATIENCE
 
 KILLED = "killed"
@@ -51,3 +53,26 @@ def _child(work: Callable[[int], Any], folder: Path, rank: int, size: int) -> in
         (folder / f"result-{rank}").write_bytes(content)
     finally:
         os._exit(0)
+
+
+RECIPE = Recipe(epochs=4, batch=8, lr=5e-3)
+METHOD = dataclasses.replace(Halrp.budget(growth_per_task=0.9), warm_up=2, trial=0.5)
+
+
+def learner(kind: str = "mlp", distributed: bool = True, **settings: Any) -> Learner:
+    defaults: dict[str, Any] = {"recipe": RECIPE, "method": METHOD, "base": "given", "progress": None}
+    return Learner(net(kind), distributed=distributed, **defaults | settings)
+
+
+class Log:
+    """A progress callback that notes finished epochs, and does something after a number of them."""
+
+    def __init__(self, after: int = 0, then: Callable[[], None] = lambda: None) -> None:
+        self.after, self.then = after, then
+        self.epochs: list[tuple[str, int]] = []
+
+    def __call__(self, at: Progress) -> None:
+        if at.step == 0:
+            self.epochs.append((at.stage, at.epoch))
+            if len(self.epochs) == self.after:
+                self.then()

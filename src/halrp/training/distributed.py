@@ -133,7 +133,7 @@ class Processes:
         """Raise in every process if facts, by name, are not the same in all of them."""
         everywhere = [json.loads(text) for text in self.texts(json.dumps(dict(facts)))]
         for rank, theirs in enumerate(everywhere):
-            for name in everywhere[0].keys() | theirs.keys():
+            for name in (*everywhere[0], *theirs):
                 mine, other = everywhere[0].get(name), theirs.get(name)
                 if mine != other:
                     raise ProcessError(

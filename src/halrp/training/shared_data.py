@@ -116,7 +116,8 @@ def joined(data: Data, processes: Processes, name: str) -> Data:
     if not isinstance(data, Loaded):
         return data
     first = Content(ordered=True)
-    first.add(*next(data.batches(1, None)))
+    with processes.agreed(name):
+        first.add(*next(data.batches(1, None)))
     sizes = [tuple(map(int, text.split())) for text in processes.texts(" ".join(map(str, data.sizes)))]
     digests = processes.texts(first.digest())
     counts = [len(theirs) for theirs in sizes]

@@ -26,7 +26,7 @@ from halrp.lab.report.documents.methods import (
     methods_table,
     orderings,
 )
-from halrp.lab.report.documents.speed import decoding_table, ratios_table, times_table
+from halrp.lab.report.documents.speed import decoding_table, ratios_table, starts_table, times_table
 from halrp.lab.report.documents.studies import (
     grid_table,
     orders_table,
@@ -79,7 +79,7 @@ PENALTIES = {"l1": 1e-4, "l2": 1e-4}
 """The penalties with which the warm-up is varied."""
 BY_SIZE = tuple(name for name, entry in METHODS.items() if entry.compared_by_size)
 """Methods whose accuracy is compared by their bytes."""
-DOCUMENTS = ("README.md", "docs/results.md", *(f"docs/methods/{name}.md" for name in WITH_PAGES))
+DOCUMENTS = ("README.md", "docs/results.md", "docs/scaling.md", *(f"docs/methods/{name}.md" for name in WITH_PAGES))
 
 
 def parts(root: Path) -> dict[str, Callable[[], str]]:
@@ -98,6 +98,7 @@ def parts(root: Path) -> dict[str, Callable[[], str]]:
         "batches": partial(ratios_table, benchmarks / "batches.json", "batches of 128 images"),
         "checkpoints": partial(ratios_table, benchmarks / "checkpoints.json", "ten epochs, LeNet"),
         "overhead": partial(ratios_table, benchmarks / "lab_overhead.json", "three tasks, LeNet"),
+        "starts": partial(starts_table, benchmarks / "starts.json"),
         "decoding": partial(decoding_table, benchmarks / "decode.json"),
         "times": partial(times_table, benchmarks / "time_per_task.json"),
         "statistics": partial(statistics_table, root / "statistics", split, root / "cifar100-superclass-5"),

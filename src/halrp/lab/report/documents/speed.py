@@ -39,6 +39,25 @@ def ratios_table(path: Path, title: str) -> str:
     return markdown((Column("name", title), Column("ratio", "ratio", 2), quartiles), _rows(path))
 
 
+def starts_table(path: Path) -> str:
+    """Accuracy of each start of a delta, and its paired gain over training without components."""
+    columns = (
+        Column("code", "stream"),
+        Column("start", "start"),
+        Column("accuracy", "accuracy (%)", 2),
+        Column("gain", "gain (points)", format="{:+.2f}".format),
+        Column("error", "±", 2),
+        Column("bytes", "bytes per task", format="{:,}".format),
+        Column("runs", "seeds"),
+    )
+    rows = [row | {"start": row["name"], "runs": len(row["accuracies"])} for row in _rows(path)]
+    for row in rows:
+        row["code"] = Markdown(f"`{row['stream']}`")
+        if row["name"] == "no components":  # what the others are compared with
+            row["gain"] = row["error"] = None
+    return markdown(columns, rows)
+
+
 def decoding_table(path: Path) -> str:
     """How long each data set takes from its stored form, and from the cached arrays."""
     columns = (
