@@ -100,6 +100,35 @@ def test_a_convolution_of_a_subclass_is_a_head_too() -> None:
     assert (type(head), head.out_channels) == (OwnConv, 5)
 
 
+def test_a_convolution_that_could_be_the_head_is_named_where_none_is_found() -> None:
+    with pytest.raises(HeadError, match=r"'1', is a Conv2d, not an nn.Linear; .*layers that could serve: 1$"):
+        Learner(nn.Sequential(nn.Conv2d(3, 16, 3), nn.Conv2d(16, 3, 1)))
+
+
+class Spare(nn.Module):
+    """The last layer is not the one that makes the outputs, which is read without being called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.fc, self.spare = nn.Linear(10, 12), nn.Linear(12, CLASSES), nn.Linear(12, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.body(x).relu(), self.fc.weight, self.fc.bias)
+
+
+@pytest.mark.parametrize("base", ["given", "first"])
+def test_a_head_that_takes_no_part_in_the_outputs_is_refused_before_training(
+    base: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = drawn(Spare)
+    model.get_submodule("spare").requires_grad_(False)
+    Learner(model, head="fc", recipe=FAST, base=base).learn("a", tiny_task("mlp"))
+    monkeypatch.setattr("halrp.training.loop.Training.run", None)
+    for head in (None, "spare"):
+        with pytest.raises(HeadError, match="a: the model's outputs do not depend on its head 'spare'"):
+            Learner(model, head=head, recipe=FAST, base=base).learn("a", tiny_task("mlp"))
+
+
 class WithTemperature(nn.Linear):
     """A head with a parameter besides weight and bias."""
 

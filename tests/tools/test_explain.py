@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from halrp import Explanation, Halrp, Learner, explain
+from halrp import Explanation, Halrp, Learner, Recipe, explain
 from halrp.errors import BudgetTooSmall, SettingError
+from halrp.objectives import Classification, MultiLabel, Objective, Regression
 from halrp.tools.explain import MODEL, Row
 from tests.helpers import FAST, digest, drawn, net, tiny_task
 
@@ -174,6 +175,38 @@ def test_the_fixed_part_is_the_smallest_budget_that_a_learner_accepts(kind: str,
     assert needed is not None
     # The header is measured for a longer name and other settings than these.
     assert 0 <= explanation.fixed_bytes - int(needed[1].replace(",", "")) < 150
+
+
+OBJECTIVES: dict[str, Objective] = {
+    "wider": Classification(7),
+    "smoothing": Classification(2, smoothing=0.1),
+    "several labels": MultiLabel(5),
+    "units": Regression(2, mean=(0.25, 1.5), deviation=(2.0, 0.125)),
+}
+
+
+@pytest.mark.parametrize("kind", OBJECTIVES)
+def test_the_smallest_budget_is_that_of_the_objective_and_its_width(kind: str) -> None:
+    objective, model = OBJECTIVES[kind], net("mlp")
+    x, y = tiny_task("mlp", classes=2)
+    targets = {"several labels": torch.eye(5)[y], "units": torch.stack([y, 1 - y], 1).float()}.get(kind, y)
+    explanation = explain(model, objective=objective)
+    assert explanation.rows[-1].shape == (objective.outputs,)
+    assert explanation.fixed_bytes is not None
+
+    def learner(bytes_: int) -> Learner:
+        method = Halrp.budget(bytes_per_task=bytes_, precision="float32")
+        return Learner(model, base="given", method=method, recipe=Recipe(epochs=2), progress=None)
+
+    # "20" epochs take one letter more than "2", and a header grows in words of 8 bytes.
+    learner(explanation.fixed_bytes).learn("n" * 40, (x, targets), objective=objective)
+    with pytest.raises(BudgetTooSmall):
+        learner(explanation.fixed_bytes - 9).learn("n" * 40, (x, targets), objective=objective)
+
+
+def test_outputs_that_are_picked_are_part_of_the_header() -> None:
+    plain, picked = explain(net("mlp")).fixed["header"], explain(net("mlp"), output="a" * 64).fixed["header"]
+    assert 64 <= picked - plain <= 64 + 24
 
 
 def test_a_task_owns_exactly_the_rows_that_are_owned() -> None:

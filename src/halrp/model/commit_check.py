@@ -82,6 +82,8 @@ class CommitCheck:
         for part, rows in (("train", (self.first, self.targets)), ("val", val)):
             if rows is not None:
                 self._refuse_outputs(net, base.plan.output, *rows, f"{self.task}: {part}")
+        if base.plan.head:
+            self._refuse_unused_head(net, base.plan.output)
         self._refuse_changes(net)
         with seeding.isolated("commit check", device=base.device), torch.no_grad():
             plain, training = (self._given(net.train(mode)) for mode in (False, True))
@@ -180,6 +182,18 @@ class CommitCheck:
         for label, value in (("loss", loss), ("score", score)):
             if not isinstance(value, Tensor) or value.dim() != 0:
                 raise SettingError(f"{self.objective!r}: its {label} gives {value!r}, not a tensor with one number")
+
+    def _refuse_unused_head(self, net: nn.Module, head: str) -> None:
+        """Raise if the outputs do not depend on the layer that is built for each task."""
+        parameters = list(net.get_submodule(head).parameters())
+        with torch.enable_grad(), forward_precision(self.autocast, tree.device_of(self.first)):
+            outputs = self.call(net, tree.tree_map(torch.clone, self.first))
+            reached = outputs.requires_grad and torch.autograd.grad(outputs.sum(), parameters, allow_unused=True)
+        if not reached or all(gradient is None for gradient in reached):
+            raise HeadError(
+                f"{self.task}: the model's outputs do not depend on its head {head!r}, so replacing it for every task "
+                "changes nothing; name the layer that makes the logits with Learner(..., head=...)"
+            )
 
     def _refuse_type(self, net: nn.Module, x: Batch, name: str, error: Exception) -> None:
         """Raise if the inputs are of another floating type than the model, which is why it fails."""

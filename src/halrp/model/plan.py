@@ -137,7 +137,8 @@ def examine(model: nn.Module, head: HeadName = None) -> tuple[Plan, list[Problem
     if not problems and not any(parameter.kind == "adapted" for parameter in planned.values()):
         nothing = ModelError(
             "the model has no adaptable layer besides its head: every parameter is small, a bias, a norm or frozen; "
-            f"a delta would be a full copy. Head: {path!r}; parameters: {', '.join(planned) or 'none'}"
+            f"a delta would be a full copy; take a base with larger layers, or train a model for each task. Head: "
+            f"{path!r}; parameters: {', '.join(planned) or 'none'}"
         )
         problems.append(Problem((), nothing))
     return Plan(path, planned, output), problems

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from halrp._version import __version__
@@ -24,7 +24,8 @@ from halrp.errors import HeadError, SettingError
 from halrp.method.budget import smallest_bytes
 from halrp.method.method import Halrp
 from halrp.method.protocols import Allocator
-from halrp.model.appended import with_head
+from halrp.model.appended import WithHead, with_head
+from halrp.model.call import Call, Pick
 from halrp.model.codec import PRECISIONS, Precision
 from halrp.model.costs import weight_costs
 from halrp.model.description import Description
@@ -32,7 +33,8 @@ from halrp.model.file_size import planned_bytes
 from halrp.model.layers.head import outputs_of
 from halrp.model.layout import Layout
 from halrp.model.plan import ParameterPlan, Plan, Problem, Role, examine, trained_buffers
-from halrp.provenance import describe
+from halrp.objectives import Classification, Objective, described
+from halrp.provenance import call_settings, describe
 from halrp.text import printable
 from halrp.training.recipe import Recipe
 
@@ -79,12 +81,12 @@ class Explanation:
     """Bytes that a task pays before its first rank, by what they pay for; empty if the model is refused.
 
     "header" is all else in a task's file: ranks, settings and provenance, for the default method and recipe, a name of
-    40 letters and no class names.
+    40 letters, the given objective and no class names.
     """
 
     @property
     def fixed_bytes(self) -> int | None:
-        """The smallest budget of a task with a head of the present width, or None if the model is refused."""
+        """The smallest budget of a task of the given objective, or None if the model is refused."""
         return sum(self.fixed.values()) if self.fixed else None
 
     @property
@@ -155,37 +157,51 @@ class Explanation:
 
 
 def explain(
-    model: nn.Module, head: str | nn.Module | Literal[False] | None = None, precision: Precision = "float32"
+    model: nn.Module,
+    head: str | nn.Module | Literal[False] | None = None,
+    precision: Precision = "float32",
+    objective: Objective | None = None,
+    output: Pick = None,
 ) -> Explanation:
     """Tell what would be adapted, owned, shared or refused in a model, why, and what it costs. Nothing is changed.
 
-    `head` is that of `Learner`: a name, a module to be put on top of the model, or False. `precision` is that of
-    `Halrp.precision`; "float32" stands for the model's own floating type. Models on the "meta" device can be explained.
+    `head` and `output` are those of `Learner`: a name, a module to be put on top of the model, or False; and which part
+    of what the model gives are its outputs. `precision` is that of `Halrp.precision`; "float32" stands for the model's
+    own floating type. Prices are those of tasks of an `objective`, as wide as it says; by default it is classification
+    with as many classes as the model has outputs. What an objective takes from its data, such as the units of a
+    regression, counts if it has been `fitted`. Models on the "meta" device can be explained.
     """
     if precision not in PRECISIONS:
         raise SettingError(f"precision is {precision!r}; choose one of {', '.join(map(repr, PRECISIONS))}")
     try:
-        model, name = with_head(model, head)
+        model, name = with_head(model, head, output)
     except HeadError as error:
         return Explanation((Row(MODEL, "refused", str(error)),), "", precision, {})
     plan, problems = examine(model, name)
     if isinstance(model, torch.jit.ScriptModule):
         rows: tuple[Row, ...] = ()
     else:
-        rows = (*_parameter_rows(model, plan, problems, precision), *_buffer_rows(model, plan))
+        width = objective.outputs if objective is not None and plan.head else None
+        rows = (*_parameter_rows(model, plan, problems, precision, width), *_buffer_rows(model, plan))
     whole = tuple(Row(MODEL, "refused", str(problem.error)) for problem in problems if not problem.names)
-    fixed = {} if problems else _fixed(model, plan, rows, precision)
+    call = Call(None if isinstance(model, WithHead) else output)
+    fixed = {} if problems else _fixed(model, plan, rows, precision, objective, call)
     return Explanation(whole + rows, plan.head, precision, fixed)
 
 
-def _parameter_rows(model: nn.Module, plan: Plan, problems: Sequence[Problem], precision: Precision) -> Iterable[Row]:
+def _parameter_rows(
+    model: nn.Module, plan: Plan, problems: Sequence[Problem], precision: Precision, width: int | None
+) -> Iterable[Row]:
     faults: dict[str, list[str]] = {}
     for problem in problems:
         for name in problem.names:
             faults.setdefault(name, []).append(str(problem.error))
     for name, parameter in model.named_parameters():
         if name not in faults:
-            yield _row(plan.parameters[name], parameter.element_size(), precision)
+            planned = plan.parameters[name]
+            if width is not None:
+                planned = replace(planned, shape=plan.shape_for(name, planned.shape, width))
+            yield _row(planned, parameter.element_size(), precision)
         elif is_lazy(parameter):
             yield Row(name, "refused", "; ".join(faults[name]))
         else:
@@ -240,38 +256,35 @@ def _buffer_rows(model: nn.Module, plan: Plan) -> Iterable[Row]:
             )
 
 
-def _fixed(model: nn.Module, plan: Plan, rows: Iterable[Row], precision: Precision) -> dict[str, int]:
+def _fixed(
+    model: nn.Module, plan: Plan, rows: Iterable[Row], precision: Precision, objective: Objective | None, call: Call
+) -> dict[str, int]:
     """What a task costs before its first rank: sums over the rows, and the rest of its file."""
     costs: dict[str, int] = {}
     for row in rows:
         if row.fixed_bytes and row.role is not None:
             costs[row.role] = costs.get(row.role, 0) + row.fixed_bytes
     costs["scales"] = sum(row.scale_bytes for row in rows)
-    return costs | {"header": _file_bytes(model, plan, rows, precision) - sum(costs.values())}
-
-
-def _file_bytes(model: nn.Module, plan: Plan, rows: Iterable[Row], precision: Precision) -> int:
-    """The exact size of the file of a task without a component, which is the smallest budget."""
-    tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    layout = Layout.of("0" * 64, plan, tensors)
+    layout = Layout.of("0" * 64, plan, {**dict(model.named_parameters()), **dict(model.named_buffers())})
     buffers = {row.name for row in rows if row.kind == "owned"}
+    present = outputs_of(model.get_submodule(plan.output)) or 0
+    kind = objective or Classification()
+    provenance = {"halrp": __version__, "recipe": describe(Recipe()), "seed": 0} | call_settings(call)
 
     def file_bytes(ranks: Mapping[str, int], budget: Allocator) -> int:
+        method = describe(replace(Halrp.budget(precision=precision), allocate=budget))
         description = Description(
             task=NAME,
-            classes=outputs_of(model.get_submodule(plan.output)) or 0,
+            classes=(kind.outputs if plan.head else None) or present,
             view="mean",
             precision=precision,
-            provenance={
-                "halrp": __version__,
-                "method": describe(replace(Halrp.budget(precision=precision), allocate=budget)),
-                "recipe": describe(Recipe()),
-                "seed": 0,
-            },
+            objective=described(kind),
+            provenance=provenance | {"method": method},
         )
         return planned_bytes(description, layout, ranks, buffers)
 
-    return smallest_bytes(file_bytes, plan.named("adapted"))
+    smallest = smallest_bytes(file_bytes, plan.named("adapted"))
+    return costs | {"header": smallest - sum(costs.values())}
 
 
 def _distinct(row: Row, precision: Precision) -> list[int]:

@@ -42,7 +42,9 @@ def find_head(model: nn.Module, name: HeadName = None) -> str:
         return ""
     modules = {path: module for path, module in model.named_modules() if path}
     candidates = [path for path, module in modules.items() if _is_linear(module) and not _unfit_layer(module)]
-    advice = f"layers that could serve: {', '.join(candidates) or 'none'}"
+    last = _last_layer(model)
+    by_name = [last] if last is not None and last not in candidates and not _unfit_layer(modules[last]) else []
+    advice = f"layers that could serve: {', '.join(candidates + by_name) or 'none'}"
     if name is not None:
         named = dict(model.named_modules(remove_duplicate=False)).get(name)
         first: str = next((path for path, module in modules.items() if module is named), name)
@@ -51,7 +53,6 @@ def find_head(model: nn.Module, name: HeadName = None) -> str:
         if reason := unfit(modules[first]):
             raise HeadError(f"the head {first!r} {reason}; {advice}")
         return first
-    last = _last_layer(model)
     if last is not None and last in candidates:
         return last
     reason = "no layer has parameters" if last is None else f"the last layer with parameters, {last!r}, "
