@@ -39,3 +39,12 @@ def test_the_parts_of_a_tasks_file_in_the_document_are_those_of_this_format(caps
 def test_the_table_of_kinds_of_tasks_is_that_of_its_record() -> None:
     record = json.loads((ROOT / "results" / "benchmarks" / "any_task.json").read_text())
     assert any_task.table(record["rows"]) in (ROOT / "docs" / "tasks.md").read_text()
+
+
+def test_the_table_of_text_tenants_is_that_of_its_record() -> None:
+    record = json.loads((ROOT / "results" / "benchmarks" / "text_tenants.json").read_text())
+    shown = (ROOT / "docs" / "transformers.md").read_text()
+    for row in record["rows"]:
+        shares = f"{100 * row['accuracy']:.1f} | {100 * row['head alone']:.1f}"
+        line = f"| {row['tenant']} | {row['classes']} | {row['train']} | {row['test']} | {shares} | {row['bytes']:,} |"
+        assert line in shown, line
