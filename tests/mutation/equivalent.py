@@ -70,7 +70,6 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "halrp.store.commit": {
         "deletion: Stored = Callable[[str, Manifest], 'bytes | None'] → pass": _ANNOTATION,
         "constant: True → False": _FROZEN,
-        "constant: 12 → 13": _MESSAGE,
     },
     "halrp.store.trash": {
         "condition: if not left: → if False:": "without work there is nothing to remove; the rest is only time",
