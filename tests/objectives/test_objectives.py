@@ -120,6 +120,18 @@ def test_a_batch_without_a_token_that_counts_has_loss_and_gradient_zero() -> Non
     assert not logits.grad.any()
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_batch_of_classes_without_weight_has_loss_and_gradient_zero(smoothing: float) -> None:
+    logits, y = draw(3, 2).requires_grad_(), torch.tensor([1, 1, 1])
+    objective = Classification(2, (1.0, 0.0), smoothing)
+    objective.loss(logits, y).backward()
+    assert logits.grad is not None
+    assert float(logits.grad.abs().max()) < 1
+    assert float(objective.score(logits.detach(), y)) == 0
+    if not smoothing:
+        assert not logits.grad.any()
+
+
 def test_a_language_model_is_compared_with_the_next_token() -> None:
     logits, tokens = draw(N, L, C), labels(N, L)
     tokens[0, 3:] = -100

@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch import nn
 
 from halrp import Learner, Progress, Recipe, seeding
 from halrp.errors import SettingError
 from halrp.lab.run.cell import Cell
+from halrp.objectives import TokenClassification
 from halrp.provenance import describe, recalled_recipe
+from halrp.training.batches import InMemory
 from halrp.training.checkpoint import Checkpoints
-from halrp.training.loop import Training
+from halrp.training.loop import Group, Stage, Training
 from halrp.training.recipe import Rates
 from tests.helpers import CLASSES, FAST, digest, net, tiny_task
 from tests.training.runs import METHOD, SEED_KEY, assert_close, recipe, trained, training
@@ -139,6 +142,16 @@ def test_the_loss_of_an_incomplete_step_is_the_mean_over_its_examples() -> None:
             for p in theirs.parameters():
                 p.sub_(1e-2 * p.grad)  # type: ignore[operator]
     assert_close(ours, theirs, 1e-12)
+
+
+def test_a_step_in_which_no_target_counts_changes_nothing() -> None:
+    nothing = torch.full((8, 3), -100)
+    data = InMemory(torch.randn(8, 3, 4), nothing, objective=TokenClassification(2))
+    module = nn.Linear(4, 2)
+    before = digest(module)
+    settings = Recipe(batch=2, accumulate=2, optimiser="sgd", schedule="constant", lr=1.0)
+    Training(module, [Group(list(module.parameters()))], data, settings, Stage(1, (0,))).run()
+    assert digest(module) == before
 
 
 def test_accumulation_counts_steps_and_resumes(tmp_path: Path) -> None:

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from halrp.checks import is_whole
 from halrp.errors import DataError, SettingError
-from halrp.objectives.classification import in_float
+from halrp.objectives.classification import in_float, mean_cross_entropy
 from halrp.objectives.objective import Objective, check_integers, register
-from halrp.objectives.token_classification import mean_over_labels
 
 
 @register
@@ -57,7 +56,7 @@ class CausalLM(Objective):
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy over the next tokens that count, (,)."""
-        return mean_over_labels(outputs[:, :-1].flatten(0, 1), targets[:, 1:].flatten(), None, self.ignore)
+        return mean_cross_entropy(outputs[:, :-1].flatten(0, 1), targets[:, 1:].flatten(), ignore=self.ignore)
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The share of the next tokens that count which have the largest logit, (,)."""

@@ -19,11 +19,17 @@ from halrp.objectives.labels import Labelled, check_labels, class_weights
 from halrp.objectives.objective import register
 
 
-def cross_entropy(
+def mean_cross_entropy(
     logits: Tensor, labels: Tensor, weights: Tensor | None = None, smoothing: float = 0.0, ignore: int = -100
 ) -> Tensor:
-    """Mean cross-entropy of logits (N, classes, ...) over labels (N, ...), weighted by class; NaN if none counts."""
-    return F.cross_entropy(logits, labels, weights, ignore_index=ignore, label_smoothing=smoothing)
+    """Mean cross-entropy of logits (N, classes, ...) over labels (N, ...), weighted by class, (,).
+
+    It is the sum over the sum of weights, so that a batch in which no label counts has a loss and a gradient of 0.
+    """
+    total = F.cross_entropy(logits, labels, weights, ignore_index=ignore, label_smoothing=smoothing, reduction="sum")
+    counts = labels != ignore
+    whole = counts.sum() if weights is None else (weights[labels.where(counts, 0)] * counts).sum()
+    return total / whole.where(whole > 0, 1)
 
 
 def loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -57,11 +63,16 @@ class Classification(Labelled):
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy, (,)."""
-        return cross_entropy(outputs, targets, class_weights(self.weights, outputs), self.smoothing)
+        weights = class_weights(self.weights, outputs)
+        if weights is not None:
+            return mean_cross_entropy(outputs, targets, weights, self.smoothing)
+        return F.cross_entropy(outputs, targets, label_smoothing=self.smoothing)
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The share of examples whose largest logit is that of their label, (,)."""
-        return self.total_score(outputs, targets) / self.weight(targets)
+        weight = self.weight(targets)
+        whole = weight.where(weight > 0, 1) if isinstance(weight, Tensor) else weight
+        return self.total_score(outputs, targets) / whole
 
     def weight(self, targets: Tensor) -> Tensor | int:
         """The number of examples, or the sum of the weights of their classes."""

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from halrp.checks import is_whole
 from halrp.errors import SettingError
-from halrp.objectives.classification import in_float
+from halrp.objectives.classification import in_float, mean_cross_entropy
 from halrp.objectives.labels import Labelled, check_range, class_weights
 from halrp.objectives.objective import check_integers, register
-from halrp.objectives.token_classification import mean_over_labels
 
 
 @register
@@ -60,7 +59,9 @@ class Segmentation(Labelled):
         """The mean over pictures, (,)."""
         total = outputs.new_zeros(())
         if self.error != "dice":
-            total = total + mean_over_labels(outputs, targets, class_weights(self.weights, outputs), self.ignore)
+            total = total + mean_cross_entropy(
+                outputs, targets, class_weights(self.weights, outputs), ignore=self.ignore
+            )
         return total if self.error == "cross-entropy" else total + self._dice_loss(outputs, targets)
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from halrp.checks import is_whole
 from halrp.errors import SettingError
-from halrp.objectives.classification import cross_entropy, in_float
+from halrp.objectives.classification import in_float, mean_cross_entropy
 from halrp.objectives.labels import Labelled, check_range, class_weights
 from halrp.objectives.objective import check_integers, register
 
@@ -52,7 +52,7 @@ class TokenClassification(Labelled):
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy over the tokens that count, (,); 0 if none does."""
         weights = class_weights(self.weights, outputs)
-        return mean_over_labels(outputs.flatten(0, 1), targets.flatten(), weights, self.ignore)
+        return mean_cross_entropy(outputs.flatten(0, 1), targets.flatten(), weights, ignore=self.ignore)
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The share of the tokens that count which are labelled right, weighted by class if the loss is, (,)."""
@@ -78,12 +78,6 @@ def counted(targets: Tensor, weights: tuple[float, ...] | str | None, ignore: in
         return counts.float()
     table = torch.tensor(weights, device=targets.device)
     return table[targets.clamp(min=0).where(counts, 0)] * counts
-
-
-def mean_over_labels(logits: Tensor, labels: Tensor, weights: Tensor | None, ignore: int) -> Tensor:
-    """Mean cross-entropy of logits (N, classes, ...) over the labels that count; 0, with a gradient of 0, if none."""
-    loss = cross_entropy(logits, labels, weights, ignore=ignore)
-    return torch.where((labels != ignore).any(), loss, (logits * 0).sum())
 
 
 @dataclass(frozen=True, eq=False)

@@ -215,14 +215,15 @@ class Training:
                 batches = exactly(batches, self.data.steps(recipe.batch), self.stage.task)
             for number, together in enumerate(_together(batches, recipe.accumulate)):
                 weights = [self._weight(y) for _, y in together]
+                whole = sum(weights)
                 self._updates.begin()
                 for (x, y), weight in zip(together, weights, strict=True):
-                    share = weight / sum(weights) if len(weights) > 1 else 1.0
+                    share = 1.0 if len(weights) == 1 else share_of(weight, whole)
                     loss = self._backward(self._augmented(x, noise), y, share)
                     total += loss * weight
                     seen += weight
                 if self._average is not None:
-                    self._average(sum(weights))
+                    self._average(whole)
                 if self.without_gradient:
                     self.without_gradient = [p for p in self.without_gradient if p.grad is None]
                 self._updates.end(self._hooks.after_backward, self._hooks.after_step)
@@ -375,6 +376,11 @@ class Training:
                 buffer.copy_(saved_buffers[name])
         self.epoch, self._seconds = position.epoch, position.seconds
         self.without_gradient = []
+
+
+def share_of(weight: Tensor | int, whole: Tensor | int) -> Tensor | float:
+    """The share of a batch in a step, where nothing counts if every target is to be ignored."""
+    return weight / (whole.where(whole > 0, 1) if isinstance(whole, Tensor) else whole)
 
 
 def _together(batches: Iterable[tuple[Batch, Tensor]], count: int) -> Iterator[Sequence[tuple[Batch, Tensor]]]:
