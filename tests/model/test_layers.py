@@ -181,14 +181,13 @@ def test_under_autocast_an_adapted_layer_gives_the_type_of_the_plain_one(kind: s
     torch.testing.assert_close(y, expected, rtol=0.1, atol=0.1)  # a few of the eight bits of bfloat16
 
 
-@pytest.mark.parametrize("strategy", ["merged", "factored"])
-def test_every_strategy_of_a_convolution_gives_the_type_of_the_plain_one(strategy: kernels.Strategy) -> None:
+def test_a_convolution_gives_the_type_of_the_plain_one_under_autocast() -> None:
     weight, bias, x = torch.ones(4, 3, 3, 3), torch.ones(4), torch.ones(2, 3, 5, 5)
     geometry = kernels.Geometry((1, 1), (0, 0), (1, 1))
     for rank in (0, 2):
         factors = factors_for(weight, rank=rank).map(lambda t: t.detach().float())
         with torch.autocast("cpu", torch.bfloat16):
-            assert kernels.conv(x, weight, bias, factors, geometry, strategy).dtype == torch.bfloat16
+            assert kernels.conv(x, weight, bias, factors, geometry).dtype == torch.bfloat16
 
 
 def two_inputs(layer: nn.Module) -> Tensor:
