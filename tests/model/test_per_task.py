@@ -187,6 +187,8 @@ def test_each_row_meets_the_tensor_of_its_task(use: str) -> None:
     assert {name for name, _ in model.named_parameters()} == changed
     assert_mixes(model, plan, deltas, inputs(SIZE, SIZE, SIZE))
     assert_mixes(model, plan, deltas, inputs(SIZE + 5, SIZE, SIZE))
+    single = holding(use, torch.float32)  # for which torch has other kernels
+    assert Base(single, plan_of(single), channels_last=False).structure(inputs(4, SIZE, SIZE).float()).reason == ""
 
 
 @USES

@@ -246,13 +246,16 @@ class Base:
             family_for(module).prepare_mixed(path, module)
         return net
 
-    def structure(self, x: Batch) -> Structure:
-        """How a pass over mixed rows like x is computed, or why rows may interact; decided once by the model alone."""
-        key = tree.kind(x)
+    def structure(self, x: Batch, autocast: str | None = None) -> Structure:
+        """How a pass over mixed rows like x is computed, or why rows may interact; decided once by the model alone.
+
+        `autocast` is the precision of the pass.
+        """
+        key = tree.kind(x), autocast
         with self._tracing:
             if key not in self._structures:
                 try:
-                    self._structures[key] = trace(self.row_wise_copy(), self.call, x, self.changeable)
+                    self._structures[key] = trace(self.row_wise_copy(), self.call, x, self.changeable, autocast)
                 except NotRowWise as reason:
                     self._structures[key] = Structure(str(reason))
         return self._structures[key]

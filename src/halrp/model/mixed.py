@@ -16,7 +16,7 @@ normalised by the rows of that task, as if they had been passed alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from itertools import chain
 from typing import cast
@@ -32,7 +32,7 @@ from halrp.model.delta import Delta
 from halrp.model.inference import inference_batches, task_logits
 from halrp.model.layers.mixed_head import output_dimension
 from halrp.model.mixed_network import changed_names, mixed_network
-from halrp.model.per_task import mixed_pass
+from halrp.model.per_task import Structure, mixed_pass
 from halrp.model.precision import forward_precision, rounding_unit
 from halrp.model.rows import NotRowWise, Rows
 
@@ -127,34 +127,36 @@ class MixedModule:
 
     def _one_precision(self, x: Batch, tasks: Tensor, batch: int) -> Tensor:
         """Logits of rows (N,) of tasks that compute in the same precision: in one pass if that is right."""
-        precision, kind = self._deltas[int(tasks[0])].autocast, tree.kind(x)
+        precision = self._deltas[int(tasks[0])].autocast
+        kind = tree.kind(x), precision
         alone = self._net is None or int(tasks[0]) in self._alone
         if alone or kind in self._reasons or len(tasks.unique()) == 1:
             return self._task_by_task(x, tasks, batch)
-        reason = self._base.structure(x).reason
+        structure = self._base.structure(x, precision)
+        reason = structure.reason
         if not reason:
             try:
                 with forward_precision(precision, tree.device_of(x)):
-                    return self._in_one_pass(cast(nn.Module, self._net), x, tasks, batch)
+                    return self._in_one_pass(structure, kind, x, tasks, batch)
             except Exception as error:  # of any kind: the tasks' own modules show whether the input is at fault
                 reason = _reason(error)
         logits = self._task_by_task(x, tasks, batch)
         self._reasons[kind] = reason
         return logits
 
-    def _in_one_pass(self, net: nn.Module, x: Batch, tasks: Tensor, batch: int) -> Tensor:
+    def _in_one_pass(self, structure: Structure, kind: Hashable, x: Batch, tasks: Tensor, batch: int) -> Tensor:
         """Batch after batch of rows; of the first of its kind the result is compared with that of the tasks' modules.
 
         The comparison only decides: what is returned is the one pass, as in every later call.
         """
-        kind, device, parts = tree.kind(x), tree.device_of(x), []
+        device, parts = tree.device_of(x), []
         for part, of in zip(tree.split(x, batch), tasks.split(batch), strict=True):
             order = of.argsort(stable=True)
             rows, positions = Rows(of[order].tolist(), device), order.to(device)
             if len(rows.groups) == 1:
                 parts.append(self._one_task(part, rows.groups[0][0]))
                 continue
-            logits = self._one_pass(net, tree.take(part, positions), rows)[positions.argsort()]
+            logits = self._one_pass(structure, tree.take(part, positions), rows)[positions.argsort()]
             if kind not in self._compared:
                 expected = self._task_by_task(part, of, batch)
                 reason = _disagreement(logits, expected, self._deltas[int(of[0])].autocast)
@@ -164,10 +166,10 @@ class MixedModule:
             parts.append(logits)
         return _concatenate(parts)
 
-    def _one_pass(self, net: nn.Module, x: Batch, rows: Rows) -> Tensor:
+    def _one_pass(self, structure: Structure, x: Batch, rows: Rows) -> Tensor:
         """All rows, sorted by task, in one pass."""
-        with mixed_pass(rows, self._base.structure(x)):
-            logits = self._base.call(net, x)
+        with mixed_pass(rows, structure):
+            logits = self._base.call(cast(nn.Module, self._net), x)
         widths = [self._classes[task] for task, _ in rows.groups]
         if min(widths) == max(widths):
             return logits

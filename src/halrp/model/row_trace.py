@@ -16,7 +16,10 @@ other threads may predict and learn meanwhile.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -36,13 +39,17 @@ from halrp.model.row_tracker import Functions, Tracker
 from halrp.model.rows import NotRowWise
 
 
-def trace(model: nn.Module, call: Call, example: Batch, changeable: Changeable) -> Structure:
+def trace(
+    model: nn.Module, call: Call, example: Batch, changeable: Changeable, autocast: str | None = None
+) -> Structure:
     """How rows of batches like `example` pass through a model, or why they may interact.
 
-    The model must be the caller's own copy: its layers are replaced. `call` says how a batch reaches it.
+    The model must be the caller's own copy: its layers are replaced. `call` says how a batch reaches it, and `autocast`
+    the precision of the pass.
     """
     try:
-        return _trace(model, call, example, changeable)
+        with _quiet():
+            return _trace(model, call, example, changeable, autocast)
     except NotRowWise as reason:
         return Structure(str(reason))
     except Exception as error:  # whatever the model does with such a batch: it is not known to be right
@@ -50,7 +57,23 @@ def trace(model: nn.Module, call: Call, example: Batch, changeable: Changeable) 
         return Structure(f"the model cannot be traced without numbers ({type(error).__name__}: {lines[0][:160]})")
 
 
-def _trace(model: nn.Module, call: Call, example: Batch, changeable: Changeable) -> Structure:
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what torch logs about a failure to this thread's caller, who gets it as a reason."""
+    thread = threading.get_ident()
+
+    def others(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger.addFilter(others)
+    try:
+        yield
+    finally:
+        logger.removeFilter(others)
+
+
+def _trace(model: nn.Module, call: Call, example: Batch, changeable: Changeable, autocast: str | None) -> Structure:
     # Not at the top: most programs never mix tasks, and these modules take long to import.
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
@@ -70,7 +93,7 @@ def _trace(model: nn.Module, call: Call, example: Batch, changeable: Changeable)
     _replace_layers(model, traced, changeable)
     token = PASS.set(traced)
     try:
-        with torch.no_grad(), forward_precision(None, first.device), fake, tracker, Functions(tracker):
+        with torch.no_grad(), forward_precision(autocast, first.device), fake, tracker, Functions(tracker):
             y = call(model, batch)
     except Exception:
         _refuse_numbers(shapes)  # which is why other things fail

@@ -109,7 +109,13 @@ KEEPS_NUMBERS = frozenset(
     }
 )
 """Rules of operations after which numbers of rows are still that."""
-_FIXES_SIZES = ("constant_pad_nd", "channel_shuffle", "im2col", "col2im", "_fft_", "addcmul", "addcdiv", "lerp")
+_BY_SHAPE = frozenset(
+    {
+        *("convolution", "constant_pad_nd", "channel_shuffle", "im2col", "col2im"),
+        *("_fft_c2c", "_fft_r2c", "_fft_c2r", "addcmul", "addcdiv", "lerp"),
+    }
+)
+"""Operations whose results' shapes torch computes from numbers, not from a symbol."""
 
 
 def rule_of(operation: torch._ops.OpOverload) -> Rule | None:
@@ -130,5 +136,5 @@ def _writes_entries(operation: torch._ops.OpOverload) -> bool:
 
 
 def by_shape(operation: torch._ops.OpOverload) -> bool:
-    """Whether torch computes the shape of an operation's result from numbers, and so not from a symbol."""
-    return any(name in str(operation) for name in _FIXES_SIZES)
+    """Whether an operation must be known by the shapes that it gives for numbers of rows."""
+    return str(operation).split(".")[1] in _BY_SHAPE
