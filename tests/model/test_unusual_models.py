@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -13,6 +14,8 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from halrp import Halrp, Learner, Plan
 from halrp.model.factors import Factors
+from halrp.model.layers.merged import ParametrizedRule
+from halrp.model.layers.registry import Decision
 from halrp.model.plan import plan
 from halrp.model.views import clone, merged_view, task_view
 from tests.helpers import FAST, drawn, tiny_task
@@ -191,20 +194,43 @@ def test_a_subclass_goes_through_the_merged_weight() -> None:
     assert not plan(subclassed()).parameters["0.weight"].by_rule
 
 
-def test_a_weight_normed_layer_is_owned_and_learns() -> None:
-    def build() -> nn.Module:
-        return nn.Sequential(weight_norm(nn.Linear(10, 12)), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 3))
+def weight_normed() -> nn.Module:
+    return nn.Sequential(weight_norm(nn.Linear(10, 12)), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 3))
 
-    model = drawn(build)
+
+def test_a_weight_normed_layer_has_its_directions_adapted_and_its_lengths_owned() -> None:
+    model = drawn(weight_normed)
     planned = plan(model).parameters
-    assert planned["0.parametrizations.weight.original1"].kind == "owned"
-    assert "parametrized" in planned["0.parametrizations.weight.original1"].reason
+    assert planned["0.parametrizations.weight.original0"].kind == "owned"
+    assert planned["0.parametrizations.weight.original1"].kind == "adapted"
+    assert "parametrized by the model" in planned["0.parametrizations.weight.original1"].reason
     learner = Learner(model, recipe=FAST, method=ROOMY)
     learner.learn("a", tiny_task("mlp", 0))
     delta = learner.learn("b", tiny_task("mlp", 1))
-    assert "0.parametrizations.weight.original1" in delta.owned
+    assert "0.parametrizations.weight.original1" in {*delta.factors, *delta.dense}
     x = tiny_task("mlp", 1)[0]
     torch.testing.assert_close(learner.export("b")(x), learner.predict(x, "b"), rtol=1e-5, atol=1e-6)
+
+
+def test_a_store_whose_tasks_own_their_directions_still_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def owned(*_: Any) -> Decision:
+        return Decision("owned", "other", "as an earlier version planned it")
+
+    x = tiny_task("mlp", 1)[0]
+    with monkeypatch.context() as earlier:
+        earlier.setattr(ParametrizedRule, "plan", owned)
+        learner = Learner(drawn(weight_normed), recipe=FAST, method=ROOMY, store=tmp_path, base="given")
+        assert "0.parametrizations.weight.original1" in learner.learn("a", tiny_task("mlp", 1)).owned
+        expected = learner.predict(x, "a")
+    loaded = Learner.load(tmp_path, drawn(weight_normed), recipe=FAST, method=ROOMY)
+    assert torch.equal(loaded.predict(x, "a"), expected)
+    later = loaded.learn("b", tiny_task("mlp", 2))
+    assert "0.parametrizations.weight.original1" in {*later.factors, *later.dense}
+    rows = ["a", "b"] * (len(x) // 2)
+    mixed = loaded.predict(x, rows)
+    torch.testing.assert_close(mixed[::2], expected[::2], rtol=1e-5, atol=1e-5)
+    again = Learner.load(tmp_path, drawn(weight_normed))
+    assert torch.equal(again.predict(x, "a"), expected)
 
 
 def test_a_head_under_two_names_is_found_by_either_and_replaced_in_both() -> None:

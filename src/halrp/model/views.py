@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import types
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -21,10 +22,11 @@ from halrp.model.layers.head import new_head, reset
 from halrp.model.layers.merged import Merged, adapt_merged
 from halrp.model.layers.registry import adapt
 from halrp.model.plan import Plan, aliases
+from halrp.model.sharing import modules_to_copy
 
 
-def clone(model: nn.Module, share: Mapping[int, Tensor] | None = None) -> nn.Module:
-    """Copy a model; tensors whose id is in `share` are used as they are.
+def clone(model: nn.Module, share: Mapping[int, Any] | None = None) -> nn.Module:
+    """Copy a model; for tensors and modules whose id is in `share`, what stands there is used.
 
     Tensors that a forward pass left in attributes (activations, attention maps) belong to a graph that cannot be
     copied; the copy has their values.
@@ -48,10 +50,17 @@ def itself(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def shared_copy(model: nn.Module, share: Share = itself) -> nn.Module:
-    """Copy a model's tree of modules; every parameter and buffer is what `share` makes of the model's own."""
-    tensors = [*model.parameters(), *model.buffers()]
-    return clone(model, {id(tensor): share(tensor) for tensor in tensors})
+def shared_copy(model: nn.Module, share: Share = itself, changed: Collection[str] | None = None) -> nn.Module:
+    """Copy a model's tree of modules; every parameter and buffer is what `share` makes of the model's own.
+
+    With `changed` only the modules with these paths are copied, those around them, and those that may keep something
+    of what they compute (`sharing`); the others are the model's own.
+    """
+    same: dict[int, Any] = {id(tensor): share(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    if changed is not None:
+        copied = modules_to_copy(model, changed)
+        same |= {id(module): module for module in model.modules() if id(module) not in copied}
+    return clone(model, same)
 
 
 def trainable_copy(
@@ -91,13 +100,15 @@ def task_view(
     classes: int | None = None,
     private_buffers: bool = False,
     share: Share = itself,
+    reuse: bool = False,
 ) -> nn.Module:
     """Build a task's module over the base from its factors and owned tensors, which are used as they are.
 
     With `classes` the head is replaced by one of that width before the owned tensors are set. With
-    `private_buffers` buffers are copied, so that training may write to them.
+    `private_buffers` buffers are copied, so that training may write to them. With `reuse` modules that the task does
+    not change are the base's own, which must then stay in evaluation mode.
     """
-    net = shared_copy(base, share)
+    net = shared_copy(base, share, _holders(base, plan, (*factors, *owned)) if reuse else None)
     if private_buffers:
         copies: dict[int, Tensor] = {}
         for name, buffer in list(net.named_buffers(remove_duplicate=False)):
@@ -111,6 +122,14 @@ def task_view(
         else:
             _merge_tied(net, plan.parameters[name].aliases, Merged(part))
     return net.eval()
+
+
+def _holders(base: nn.Module, plan: Plan, names: Iterable[str]) -> set[str]:
+    """The paths of the modules that hold tensors with these names, and of the layer that makes the outputs."""
+    buffers = aliases(base.named_buffers(remove_duplicate=False))
+    known = {name: parameter.aliases for name, parameter in plan.parameters.items()}
+    held = chain.from_iterable(known.get(name) or buffers.get(name, (name,)) for name in names)
+    return {plan.output, *(name.rpartition(".")[0] for name in held)}
 
 
 def _set_owned(net: nn.Module, base: nn.Module, plan: Plan, owned: Mapping[str, Tensor]) -> None:
@@ -139,14 +158,15 @@ def merged_view(
     classes: int,
     factored: Container[str] = (),
 ) -> nn.Module:
-    """A task's module with merged weights, of the model's own classes, which shares all that the task does not change.
+    """A task's module with merged weights, of the model's own classes, for calls in evaluation mode.
 
-    Weights that are named in `factored` keep their factors.
+    It shares all that the task does not change, modules as well as tensors. Weights that are named in `factored` keep
+    their factors.
     """
     weights = dict(base.named_parameters())
     merged = {name: _merged(weights[name].detach(), part) for name, part in factors.items() if name not in factored}
     rest = {name: part for name, part in factors.items() if name in factored}
-    return task_view(base, plan, rest, {**owned, **merged}, classes)
+    return task_view(base, plan, rest, {**owned, **merged}, classes, reuse=True)
 
 
 def _merged(weight: Tensor, part: Factors) -> Tensor:

@@ -38,16 +38,17 @@ def check(delta: Delta, base: Base, source: str) -> Delta:
 
 def _check_weights(delta: Delta, base: Base) -> None:
     weights = dict(base.module.named_parameters())
-    adapted = base.plan.named("adapted")
-    small = {n for n, p in base.plan.named("owned").items() if p.role == "weight"}
-    require(delta.scales.keys() <= adapted.keys(), "it adapts weights that the model does not adapt")
+    written_as_they_are = _written_as_they_are(delta, base)
+    adapted = base.plan.named("adapted").keys() - written_as_they_are
+    small = {n for n, p in base.plan.named("owned").items() if p.role == "weight"} - written_as_they_are
+    require(delta.scales.keys() <= adapted, "it adapts weights that the model does not adapt")
     dense = set(delta.dense)
     require(
-        dense == (adapted.keys() - delta.scales.keys()) | small,
+        dense == (adapted - delta.scales.keys()) | small,
         "it has weights that are neither adapted nor dense, or both",
     )
     recovered = delta.recovered.keys()
-    require(not recovered or recovered == adapted.keys(), "what it recovered is not that of the adapted weights")
+    require(not recovered or recovered == adapted, "what it recovered is not that of the adapted weights")
     slots = _known_layout(delta.layout, base).by_name
     for name in delta.scales:
         _check_factors(delta, name, weights[name], slots[name].columns(delta.view))
@@ -56,6 +57,12 @@ def _check_weights(delta: Delta, base: Base) -> None:
         require(slot.shape == tuple(weight.shape), f"{name} has shape {slot.shape}")
         require(DTYPES[slot.dtype] == weight.dtype, f"{name} has type {DTYPES[slot.dtype]}")
         _check_coded(delta.coded[f"dense/{name}"], f"dense/{name}", delta.precision, weight.dtype)
+
+
+def _written_as_they_are(delta: Delta, base: Base) -> set[str]:
+    """Parameters that tasks adapt, and this one holds in full: an earlier version planned them otherwise."""
+    weights = {n for n, p in base.plan.parameters.items() if p.kind == "adapted" or p.role == "weight"}
+    return (weights & delta.plain.keys()) - delta.scales.keys() - {*delta.dense}
 
 
 def _check_factors(delta: Delta, name: str, weight: Tensor, columns: int) -> None:
@@ -87,7 +94,7 @@ def _check_coded(matrix: Coded, key: str, precision: str, dtype: torch.dtype) ->
 def _check_plain(delta: Delta, base: Base) -> None:
     plan, buffers = base.plan, dict(base.module.named_buffers())
     dense = set(delta.dense)
-    owned = {n for n in plan.named("owned") if n not in dense}
+    owned = {n for n in plan.named("owned") if n not in dense} | _written_as_they_are(delta, base)
     missing = owned - delta.plain.keys()
     require(not missing, f"it lacks {', '.join(sorted(missing)[:3])}")
     tensors = base.tensors

@@ -36,13 +36,14 @@ def adapt_merged(layer: nn.Module, name: str, merged: Merged) -> None:
 
 @layer_rule(parametrize.ParametrizationList)
 class ParametrizedRule(LayerRule):
-    """Parameters that the model itself parametrizes, as weight norm does."""
+    """Parameters of which the model itself makes a weight, as weight norm does with directions and lengths."""
 
     def plan(self, layer: nn.Module, leaf: str, parameter: Tensor, tied: bool) -> Decision:
-        """A second parametrization on top would not be a low-rank delta of the weight."""
-        if parameter.dim() < 2:
-            return super().plan(layer, leaf, parameter, tied)
-        return Decision("owned", "other", "already parametrized by the model: a full private copy")
+        """The delta is one of the parameter, so it goes through the model's parametrization as training does."""
+        decision = super().plan(layer, leaf, parameter, tied)
+        if decision.kind != "adapted":
+            return decision
+        return decision._replace(reason="merged, and then parametrized by the model")
 
 
 @layer_rule("torch.nn.utils.parametrizations._SpectralNorm")

@@ -96,9 +96,7 @@ class LayerRule:
         A layer that is not of exactly the rule's type may compute something else, so its weight is merged.
         """
         if parameter.dim() < 2:
-            return Decision(
-                "owned", "bias" if leaf.endswith("bias") or "bias_" in leaf else "other", "fewer than two dimensions"
-            )
+            return Decision("owned", _role_of_vector(layer, leaf), "fewer than two dimensions")
         rows, columns = parameter.shape[:2]
         component = rows + min(self.matrix_widths(parameter.shape).values())
         if rows + columns + component >= parameter.numel():
@@ -157,6 +155,13 @@ class LayerRule:
             return output
 
         return layer.register_forward_hook(hook, with_kwargs=True)
+
+
+def _role_of_vector(layer: nn.Module, leaf: str) -> Role:
+    """What a vector is for, by its name and that of its layer: libraries have norms of their own."""
+    if "norm" in type(layer).__name__.lower():
+        return "norm"
+    return "bias" if leaf.endswith("bias") or "bias_" in leaf else "other"
 
 
 _METHODS: dict[Part, str] = {"mixed": "mixed", "moments": "input_rows"}
