@@ -52,8 +52,8 @@ def test_the_layers_that_a_task_changes_are_its_own_with_those_around_them(kind:
         delta = of_layers(model, plan, path, plan.output)
         got = private(base, base.serving_view(delta))
         around = {"", *(".".join(p.split(".")[:n]) for p in (path, plan.output) for n in range(1, 9))}
-        kept = {p for p, layer in model.named_modules() if not leaves_nothing_behind(layer)}
-        around |= {".".join(p.split(".")[:n]) for p in kept for n in range(1, 9)}
+        retained = {p for p, layer in model.named_modules() if not leaves_nothing_behind(layer)}
+        around |= {".".join(p.split(".")[:n]) for p in retained for n in range(1, 9)}
         assert {path, plan.output} <= got <= around
 
 
