@@ -224,6 +224,11 @@ class Operations(TorchDispatchMode):
         ("scale of the last dimension", "aten.mul.Tensor"),
         ("layer norm", "aten.native_layer_norm.default"),
         ("group norm", "aten.native_group_norm.default"),
+        ("batch norm", "aten.addcmul.out"),
+        ("root mean square norm", "aten.rsqrt.default"),
+        ("linear", "aten.mm.default"),
+        ("matrix", "aten.mm.default"),
+        ("table of tokens", "aten.embedding.default"),
         ("convolution", "aten.convolution.default"),
     ],
 )

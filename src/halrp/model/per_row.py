@@ -123,16 +123,41 @@ def group_norm(join: Join) -> Tensor | None:
 
 
 @one_call(torch.batch_norm)
+def batch_norm_operation(join: Join) -> Tensor | None:
+    """Batch norms as older versions of torch call them."""
+    x, weight, bias, mean, variance, training, _, eps, _ = join.args
+    return _batch_norm(join, x, mean, variance, weight, bias, training, eps)
+
+
+@one_call(F.batch_norm)
 def batch_norm(join: Join) -> Tensor | None:
     """Running statistics are part of scale and shift."""
-    x, weight, bias, mean, variance, training, _, eps, _ = join.args
+
+    def form(
+        input: Tensor,
+        running_mean: Any,
+        running_var: Any,
+        weight: Any = None,
+        bias: Any = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Any:
+        return _batch_norm(join, input, running_mean, running_var, weight, bias, training, eps)
+
+    return form(*join.args, **join.kwargs)  # type: ignore[no-any-return]
+
+
+def _batch_norm(
+    join: Join, x: Tensor, mean: Any, variance: Any, weight: Any, bias: Any, training: bool, eps: float
+) -> Tensor | None:
     if training or mean is None or not join.has_rows(x):
         return None
     means, variances = (cast(Tensor, _channels(join, each, x)) for each in (mean, variance))
+    weights, biases = _channels(join, weight, x), _channels(join, bias, x)
     scale = (variances + eps).rsqrt()
-    scale = scale if weight is None else scale * _channels(join, weight, x)
-    shift = -means * scale
-    shift = shift if bias is None else shift + _channels(join, bias, x)
+    scale = scale if weights is None else scale * weights
+    shift = -means * scale if biases is None else biases - means * scale
     return scale_and_shift(x, scale, shift, overwrite=False)
 
 

@@ -211,7 +211,7 @@ def layer_rule(*layer_types: type[nn.Module] | str) -> Callable[[Registered], Re
     """Register what the library knows about layer types: an adapted layer or a `LayerRule`.
 
     A rule holds for exactly these types. A subclass may compute something else: its parameters are planned in the
-    same way, its weight is merged, and it has no mixed form and no moments.
+    same way, its weight is merged, it has no moments, and in mixed batches it runs its own code (`per_task`).
 
     A type of a library that need not be installed is given by its full name. Its adapted form is then a family, which
     is joined with the type when the first layer of it is met.
