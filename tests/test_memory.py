@@ -14,6 +14,7 @@ from torch import nn
 from halrp import Gradients, Halrp, Learner, Progress, Recipe, WarmUp
 from halrp.method.sketch import Sketch
 from halrp.model.base import Base
+from halrp.model.per_task import PerTask
 from halrp.training.loop import Training
 from tests.helpers import FAST, address, drawn, net, tiny_task
 
@@ -75,7 +76,8 @@ def weights_in_memory() -> int:
     """How many pieces of memory are as large as the weight of such a layer; gradients included."""
     gc.collect()
     addresses = set()
-    for tensor in [value for value in gc.get_objects() if issubclass(type(value), torch.Tensor)]:
+    tensors = [value for value in gc.get_objects() if issubclass(type(value), torch.Tensor)]
+    for tensor in (value for value in tensors if type(value) is not PerTask):  # which has no memory of its own
         for part in (tensor, tensor.grad if tensor.is_leaf else None):
             if part is not None and not part.is_meta and part.untyped_storage().nbytes() == 4 * WIDTH**2:
                 addresses.add(address(part))
