@@ -48,7 +48,8 @@ def _as_pictures(x: Tensor, pictures: int) -> Tensor:
 
 def _pictures(x: Tensor, weight: Tensor) -> int | None:
     """Into how many pictures rows are best arranged; None if a plain product is faster."""
-    if not (x.dtype == torch.float32 and min(weight.shape) >= 32 and x.is_contiguous() and onednn_is_faster()):
+    plain = x.device.type != "cpu" or x.dtype != torch.float32 or not x.is_contiguous()
+    if plain or min(weight.shape) < 32 or not onednn_is_faster():
         return None
     return next((n for n in _PICTURES if len(x) % n == 0 and len(x) >= n * _PIXELS), None)
 
