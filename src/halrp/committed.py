@@ -10,6 +10,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -54,6 +55,14 @@ class Committed:
         self._skip_damaged = skip_damaged
         if store is not None and store.exists():
             self.restore(store, skip_damaged)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Tell the tasks their base again, which is not sent with each of them."""
+        vars(self).update(state)
+        tensors = self.body.tensors
+        self.tasks = {name: delta.on(tensors) for name, delta in self.tasks.items()}
+        self._old = {name: tuple(delta.on(tensors) for delta in old) for name, old in self._old.items()}
+        self._predictor = None
 
     @property
     def body(self) -> Base:
@@ -116,6 +125,8 @@ class Committed:
                     self._commit(base, tasks, newest, replaces, writes)
 
     def _commit(self, base: Base, tasks: Mapping[str, Delta], newest: str, replaces: bool, writes: bool) -> None:
+        tensors = base.tensors
+        tasks = {name: delta.on(tensors) for name, delta in tasks.items()}
         changed = {name: delta for name, delta in tasks.items() if self.tasks.get(name) is not delta}
         replaced = {newest: self.tasks.get(newest)} if replaces else {}
         if self.store is not None:

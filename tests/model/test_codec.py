@@ -172,8 +172,8 @@ def test_what_was_encoded_is_not_changed() -> None:
 
 
 def test_an_unknown_precision_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(SettingError, match=r"'int4'.*'float32', 'bfloat16', 'int8'"):
-        encode(torch.ones(2, 2), cast(Any, "int4"))
+    with pytest.raises(SettingError, match=r"'int2'.*'float32', 'bfloat16', 'int8', 'int4'"):
+        encode(torch.ones(2, 2), cast(Any, "int2"))
 
 
 @pytest.mark.parametrize("entries", [0, 1, 7, 8, 9, 16, 1001])

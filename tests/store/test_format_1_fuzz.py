@@ -149,7 +149,7 @@ def _rename(old: str, new: str) -> Edit:
 
 
 HOSTILE: dict[str, tuple[Edit, type[StoreError], str]] = {
-    "format of the future": (_set("format", to=3), FormatError, "format 3"),
+    "format of the future": (_set("format", to=4), FormatError, "format 4"),
     "format 2 in the layout of format 1": (_set("format", to=2), FormatError, "unknown fields"),
     "format as truth": (_set("format", to=True), DamagedError, "not written as"),
     "format as a float": (_set("format", to=1.0), DamagedError, "not written as"),

@@ -150,7 +150,8 @@ def _cut(name: str) -> Edit:
 HIDDEN = 2
 """The position of hidden.weight among the adapted weights: conv, features.0, hidden."""
 HOSTILE: dict[str, tuple[Edit, type[StoreError], str]] = {
-    "format of the future": (_set("format", to=3), FormatError, "format 3"),
+    "format of the future": (_set("format", to=4), FormatError, "format 4"),
+    "format 3 with the index of format 2": (_set("format", to=3), DamagedError, "its index is too short"),
     "format as text": (_set("format", to="2"), FormatError, "format '2'"),
     "format as a float": (_set("format", to=2.0), DamagedError, "not written as"),
     "another base": (_set("base", to="0" * 64), WrongBaseError, "fingerprint"),

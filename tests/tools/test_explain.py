@@ -336,4 +336,4 @@ def test_explaining_changes_nothing_and_needs_no_memory_for_weights() -> None:
 
 def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(SettingError, match=r"'int4'.*'int8'"):
-        explain(net("mlp"), precision="int4")  # type: ignore[arg-type]
+        explain(net("mlp"), precision="int4")

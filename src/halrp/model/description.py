@@ -11,7 +11,9 @@ from halrp.model.codec import Precision
 from halrp.model.copies import Copies
 
 FORMAT = 2
-"""The version of task files."""
+"""The version of task files whose matrices have one precision."""
+PARTS_FORMAT = 3
+"""The version of task files in which every part has a precision of its own."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -24,7 +26,7 @@ class Description:
     view: str = ""
     """How convolutions were decomposed: "mean" over their kernels, or "full"."""
     precision: Precision = "float32"
-    """How factors and dense weights are written."""
+    """How factors and dense weights are written, unless every part has a precision of its own."""
     objective: Mapping[str, Any] = field(default_factory=lambda: {"name": "classification"})
     """What the outputs mean: a name, and settings."""
     autocast: str | None = None
@@ -33,6 +35,8 @@ class Description:
     """Content hashes of the tasks that this one started from."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
     """How the task was learned: version, method, recipe and seed."""
+    format: int = FORMAT
+    """The version of the task's file."""
 
     def __post_init__(self) -> None:
         """Make the mappings read-only, with all that is in them."""
@@ -42,7 +46,7 @@ class Description:
     def text(self, base: str, layout: str) -> str:
         """The description in a file of a base with this fingerprint and layout; defaults are left out."""
         values = {
-            "format": FORMAT,
+            "format": self.format,
             "task": self.task,
             "classes": self.classes,
             "class_names": None if self.class_names is None else list(self.class_names),

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from halrp.model import int4, task_parts
 from halrp.model.codec import Precision
-from halrp.model.description import Description
+from halrp.model.description import PARTS_FORMAT, Description, described
 from halrp.model.layout import DTYPES, Layout, Slot
 
 METADATA = "halrp"
 """The one key of a file's metadata; its value is JSON."""
-INDEX, RECOVERED = "index", "recovered"
-"""Names of the tensors that hold ranks and flags, and what the allocation predicted."""
+INDEX, RECOVERED, CODES = "index", "recovered", "codes"
+"""Names of the tensors that hold ranks and flags, what the allocation predicted, and the precisions of parts."""
 
 
 class Piece(NamedTuple):
@@ -32,6 +33,8 @@ class Piece(NamedTuple):
     dtype: str
     """Of the numbers as they are written."""
     matrix: bool = False
+    precision: Precision = "float32"
+    """Of a matrix."""
 
     @property
     def key(self) -> str:
@@ -60,7 +63,8 @@ def pieces(
             yield from _factors(slot, description, ranks[slot.name])
         elif slot.encoded:
             rows = (slot.shape[0], math.prod(slot.shape[1:]))
-            yield Piece("dense", slot, rows, stored_dtype(slot, description.precision), matrix=True)
+            dtype = stored_dtype(slot, description.precision)
+            yield Piece("dense", slot, rows, dtype, matrix=True, precision=description.precision)
         elif slot.kind == "owned" or slot.name in buffers:
             yield Piece("plain", slot, slot.shape_in(description.classes), slot.dtype)
 
@@ -69,13 +73,24 @@ def _factors(slot: Slot, description: Description, rank: int) -> Iterator[Piece]
     dtype = stored_dtype(slot, description.precision)
     yield Piece("r", slot, slot.shape[:1], slot.dtype)
     yield Piece("s", slot, slot.shape[1:2], slot.dtype)
-    yield Piece("p", slot, (rank, slot.shape[0]), dtype, matrix=True)
-    yield Piece("q", slot, (rank, slot.columns(description.view)), dtype, matrix=True)
+    for part, columns in (("p", slot.shape[0]), ("q", slot.columns(description.view))):
+        yield Piece(part, slot, (rank, columns), dtype, matrix=True, precision=description.precision)
+
+
+def part_pieces(
+    layout: Layout, description: Description, ranks: Mapping[str, int], precisions: Mapping[str, Precision]
+) -> Iterator[Piece]:
+    """What a file holds in which every part has its precision, in order; every part is written as a matrix."""
+    for key in task_parts.ordered(precisions, layout):
+        part, slot, precision = task_parts.kind_of(key), layout.by_name[task_parts.name_of(key)], precisions[key]
+        shape = task_parts.shape_of(part, slot, ranks.get(slot.name, 0), description.view, description.classes)
+        rows = task_parts.matrix_shape(part, shape)
+        yield Piece(part, slot, rows, stored_dtype(slot, precision), matrix=True, precision=precision)
 
 
 def stored_dtype(slot: Slot, precision: Precision) -> str:
     """The type in which the entries of a matrix are written."""
-    return {"float32": slot.dtype, "bfloat16": "BF16", "int8": "I8"}[precision]
+    return {"float32": slot.dtype, "bfloat16": "BF16", "int8": "I8", "int4": "U8"}[precision]
 
 
 def flag_count(layout: Layout) -> int:
@@ -88,16 +103,28 @@ def index_length(layout: Layout) -> int:
     return len(layout.adapted) + (flag_count(layout) + 31) // 32
 
 
+def code_count(layout: Layout) -> int:
+    """The number of codes: three for an adapted weight (r, s, matrix), one for each other tensor."""
+    return sum(3 if slot.kind == "adapted" else 1 for slot in layout.slots)
+
+
 def entries(
-    layout: Layout, counts: Mapping[str, int], recovered: bool, extra: Mapping[str, TensorEntry] | None = None
+    layout: Layout,
+    counts: Mapping[str, int],
+    recovered: bool,
+    extra: Mapping[str, TensorEntry] | None = None,
+    parts: bool = False,
 ) -> dict[str, TensorEntry]:
     """The tensors of a file in their order: those with the widest numbers first, so that each begins aligned.
 
-    `counts` are the numbers of each type; `extra` are the tensors that have a name and a shape of their own.
+    `counts` are the numbers of each type; `extra` are the tensors that have a name and a shape of their own. With
+    `parts` there are codes in place of flags.
     """
     named = {dtype: TensorEntry(dtype, (count,)) for dtype, count in counts.items() if count}
     if layout.slots:
-        named[INDEX] = TensorEntry("I32", (index_length(layout),))
+        named[INDEX] = TensorEntry("I32", (len(layout.adapted) if parts else index_length(layout),))
+    if layout.slots and parts:
+        named[CODES] = TensorEntry("U8", (code_count(layout),))
     if recovered and layout.adapted:
         named[RECOVERED] = TensorEntry("F32", (3 * len(layout.adapted),))
     named |= extra or {}
@@ -128,9 +155,53 @@ def planned_bytes(description: Description, layout: Layout, ranks: Mapping[str, 
 
     Matrices count with all their entries: zeros can only make the file smaller.
     """
-    counts: dict[str, int] = {}
-    for piece in pieces(layout, description, ranks, buffers):
-        counts[piece.dtype] = counts.get(piece.dtype, 0) + math.prod(piece.shape)
-        if piece.matrix and description.precision == "int8":
-            counts["F32"] = counts.get("F32", 0) + piece.shape[0]
+    counts = _counts(pieces(layout, description, ranks, buffers))
     return file_bytes(description, layout, entries(layout, counts, recovered=True))
+
+
+def planned_part_bytes(
+    description: Description,
+    layout: Layout,
+    ranks: Mapping[str, int],
+    dense: Collection[str],
+    parts: Mapping[str, Precision],
+    precision: Precision = "float32",
+    *,
+    matrices: Mapping[str, Precision] | None = None,
+    extra: Mapping[str, TensorEntry] | None = None,
+    recovered: bool = True,
+) -> int:
+    """The exact size of the file of a task that stores these parts, before it is learned (`Delta.of_parts`).
+
+    `parts` gives the precisions of `r/NAME`, `s/NAME` and `plain/NAME`. Weights with a rank have components, those in
+    `dense` are stored in full, both in the `precision`, or in that which `matrices` gives for a weight. `extra` are
+    tensors of a probe or statistics. Matrices count with all their entries: zeros can only make the file smaller.
+    """
+    precisions = dict(parts)
+    for name, rank in ranks.items():
+        if rank:
+            precisions |= dict.fromkeys((f"p/{name}", f"q/{name}"), (matrices or {}).get(name, precision))
+    precisions |= {f"dense/{name}": (matrices or {}).get(name, precision) for name in dense}
+    task_parts.refuse_choice(layout, precisions)
+    written = Description(**described(description) | {"format": PARTS_FORMAT, "precision": "float32"})
+    counts = _counts(part_pieces(layout, written, ranks, precisions))
+    return file_bytes(written, layout, entries(layout, counts, recovered, extra, parts=True))
+
+
+def _counts(written: Iterable[Piece]) -> dict[str, int]:
+    """The numbers of each type that pieces have, with all their zeros."""
+    counts: dict[str, int] = {}
+
+    def add(dtype: str, count: int) -> None:
+        counts[dtype] = counts.get(dtype, 0) + count
+
+    for piece in written:
+        if piece.matrix and piece.precision == "int4":
+            rows, columns = piece.shape
+            add("BF16", rows * int4.groups(columns))
+            add("U8", rows * int4.packed_columns(columns))
+        else:
+            add(piece.dtype, math.prod(piece.shape))
+            if piece.matrix and piece.precision == "int8":
+                add("F32", piece.shape[0])
+    return counts

@@ -74,6 +74,11 @@ class Slot(NamedTuple):
         return self.kind == "adapted" or (self.kind == "owned" and self.role == "weight" and len(self.shape) > 1)
 
     @property
+    def is_head(self) -> bool:
+        """Whether it is a parameter of the head, which every task replaces."""
+        return self.role == "head" and self.kind == "owned"
+
+    @property
     def torch_dtype(self) -> torch.dtype:
         """The type of its entries."""
         return DTYPES[self.dtype]
@@ -85,7 +90,7 @@ class Slot(NamedTuple):
 
     def shape_in(self, classes: int) -> tuple[int, ...]:
         """The shape in a task with a number of classes."""
-        if self.role != "head" or self.kind != "owned" or self.output_axis < 0:
+        if not self.is_head or self.output_axis < 0:
             return self.shape
         return (*self.shape[: self.output_axis], classes, *self.shape[self.output_axis + 1 :])
 
@@ -132,7 +137,7 @@ class Layout:
     @cached_property
     def head(self) -> frozenset[str]:
         """The names of the head's parameters, which every task replaces."""
-        return frozenset(slot.name for slot in self.slots if slot.role == "head" and slot.kind == "owned")
+        return frozenset(slot.name for slot in self.slots if slot.is_head)
 
     @cached_property
     def content(self) -> bytes:

@@ -12,6 +12,8 @@ from collections.abc import Container, Iterator, Mapping
 import torch
 from torch import Tensor
 
+from halrp.model import task_parts
+from halrp.model.copies import held
 from halrp.model.delta import Delta
 from halrp.model.factors import Factors
 
@@ -42,6 +44,11 @@ def task_problem(delta: Delta, base: BaseNumbers | None) -> str:
 
 
 def _task_problems(delta: Delta, base: BaseNumbers | None) -> Iterator[str]:
+    if delta.has_parts:
+        yield from _part_problems(delta)
+        if base is None or not _fits(delta, base):
+            return
+        delta = delta.on(base.tensors)
     for name, part in delta.held_factors.items():
         for letter, tensor in zip("rspq", part.tensors(), strict=True):
             yield from _number_problems(tensor, f"{letter} of {name}", delta.autocast)
@@ -53,6 +60,22 @@ def _task_problems(delta: Delta, base: BaseNumbers | None) -> Iterator[str]:
             yield from _owned_problems(tensor, name, known, delta.autocast)
         elif delta.layout.by_name[name].kind != "buffer":
             yield from _number_problems(tensor, name, delta.autocast)
+
+
+def _part_problems(delta: Delta) -> Iterator[str]:
+    """Of what is stored, values and differences alike; nothing else needs memory."""
+    for key, part in held(delta.coded).items():
+        kind, name = task_parts.kind_of(key), task_parts.name_of(key)
+        slot = delta.layout.by_name[name]
+        if slot.kind != "buffer":
+            label = name if kind in ("dense", "plain") else f"{kind} of {name}"
+            yield from _number_problems(task_parts.decode(kind, slot, part, delta.classes), label, delta.autocast)
+
+
+def _fits(delta: Delta, base: BaseNumbers) -> bool:
+    """Whether the base has the tensors that parts belong to; heads have shapes of their own."""
+    slots = (delta.layout.by_name[task_parts.name_of(key)] for key in delta.coded)
+    return all(s.name in base.tensors and (s.is_head or base.tensors[s.name].shape == s.shape) for s in slots)
 
 
 def _number_problems(tensor: Tensor, name: str, autocast: str | None) -> Iterator[str]:

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from halrp.errors import DamagedError, WrongBaseError
+from halrp.model import int4, task_parts
 from halrp.model.base import Base
 from halrp.model.codec import Coded, unpack
+from halrp.model.copies import held
 from halrp.model.delta import Delta
 from halrp.model.layout import DTYPES, Layout
 from halrp.model.usable import task_problem
@@ -27,13 +29,40 @@ def check(delta: Delta, base: Base, source: str) -> Delta:
         if delta.is_base:
             require(delta.classes == base.task.classes, "its classes are not those of the base's head")
         else:
-            _check_weights(delta, base)
-            _check_plain(delta, base)
+            if delta.has_parts:
+                _check_parts(delta, base)
+            else:
+                _check_weights(delta, base)
+                _check_plain(delta, base)
             problem = task_problem(delta, base.numbers)
             require(not problem, problem)
     except DamagedError as error:
         raise DamagedError(f"{source}: {error}") from error
     return _moved(delta, base)
+
+
+def _check_parts(delta: Delta, base: Base) -> None:
+    plan, tensors, slots = base.plan, base.tensors, delta.layout.by_name
+    adapted, buffers = plan.named("adapted").keys(), {name for name, _ in base.module.named_buffers()}
+    require(delta.coded.keys() == delta.precisions.keys(), "it has parts without a precision")
+    recovered = delta.recovered.keys()
+    require(not recovered or recovered == adapted, "what it recovered is not that of the adapted weights")
+    missing = sorted(base.layout.head - {task_parts.name_of(key) for key in delta.precisions})
+    require(not missing, f"it lacks {', '.join(missing[:3])}")
+    ranks = delta.ranks
+    for key, precision in delta.precisions.items():
+        kind, name = task_parts.kind_of(key), task_parts.name_of(key)
+        known = name in (plan.named("owned").keys() | adapted | buffers if kind == "plain" else adapted)
+        require(known and name in slots, f"it holds {key}, which a task cannot own")
+        slot = slots[name]
+        shape, dtype = plan.shape_for(name, tuple(tensors[name].shape), delta.classes), tensors[name].dtype
+        require(slot.shape_in(delta.classes) == shape, f"{name} has shape {slot.shape}, expected {shape}")
+        require(slot.torch_dtype == dtype, f"{name} has type {slot.torch_dtype}, expected {dtype}")
+        part = task_parts.shape_of(kind, slot, ranks.get(name, 0), delta.view, delta.classes)
+        matrix = held(delta.coded)[key]
+        fits = (matrix.rows, matrix.columns) == task_parts.matrix_shape(kind, part)
+        require(fits, f"{key} is {matrix.rows} × {matrix.columns}, expected {part}")
+        _check_coded(matrix, key, precision, dtype, finite=name not in buffers)
 
 
 def _check_weights(delta: Delta, base: Base) -> None:
@@ -77,15 +106,22 @@ def _check_factors(delta: Delta, name: str, weight: Tensor, columns: int) -> Non
         _check_coded(matrix, f"{key}/{name}", delta.precision, weight.dtype)
 
 
-def _check_coded(matrix: Coded, key: str, precision: str, dtype: torch.dtype) -> None:
+def _check_coded(matrix: Coded, key: str, precision: str, dtype: torch.dtype, finite: bool = True) -> None:
     values, scale, mask = matrix.parts["values"], matrix.parts.get("scale"), matrix.parts.get("mask")
+    if precision == "int4":
+        require(scale is not None and mask is None, f"{key} has parts that do not fit int4")
+        _check_tensor(values, key, (matrix.rows, int4.packed_columns(matrix.columns)), torch.uint8)
+        _check_tensor(
+            matrix.parts["scale"], f"scale of {key}", (matrix.rows, int4.groups(matrix.columns)), torch.bfloat16
+        )
+        return
     wanted = {"float32": dtype, "bfloat16": torch.bfloat16, "int8": torch.int8}[precision]
     entries = matrix.rows * matrix.columns
     if mask is None:
-        _check_tensor(values, key, (matrix.rows, matrix.columns), wanted)
+        _check_tensor(values, key, (matrix.rows, matrix.columns), wanted, finite)
     else:
         require(mask.dim() == 1, f"{key} has a mask of shape {tuple(mask.shape)}")
-        _check_tensor(values, key, (int(unpack(mask, entries).sum()),), wanted)
+        _check_tensor(values, key, (int(unpack(mask, entries).sum()),), wanted, finite)
     require((scale is not None) == (precision == "int8"), f"{key} has scales that do not fit {precision}")
     if scale is not None:
         _check_tensor(scale, f"scale of {key}", (matrix.rows,), torch.float32)
@@ -131,7 +167,7 @@ def _moved(delta: Delta, base: Base) -> Delta:
             for key, c in delta.coded.items()
         },
         plain={n: move(t) for n, t in delta.plain.items()},
-    )
+    ).on(base.tensors)
 
 
 def _known_layout(layout: Layout, base: Base) -> Layout:

@@ -2,13 +2,13 @@
 
 The format is described in `docs/format.md`. Reading trusts nothing: every mistake, by accident or by intent, is one
 `DamagedError` (or `FormatError`, `WrongBaseError`) that names it, and nothing is allocated beyond what the file holds.
-Files of format 1 are read too (`format_1`).
+Format 2 has one precision for all matrices, format 3 one for each part (`part_codes`). Files of format 1 are read too
+(`format_1`).
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,22 +21,20 @@ from halrp.checks import is_whole
 from halrp.errors import DamagedError, FormatError, StoreError, WrongBaseError
 from halrp.model import codec, file_size
 from halrp.model.base import Base
-from halrp.model.codec import PRECISIONS, Coded
-from halrp.model.delta import Delta, Recovered
-from halrp.model.description import DEFAULTS, FORMAT, REQUIRED, Description, described
-from halrp.model.file_size import INDEX, METADATA, RECOVERED, Piece, TensorEntry
+from halrp.model.codec import PRECISIONS
+from halrp.model.delta import Delta
+from halrp.model.description import DEFAULTS, FORMAT, PARTS_FORMAT, REQUIRED, Description, described
+from halrp.model.file_size import CODES, INDEX, METADATA, RECOVERED, Piece, TensorEntry
 from halrp.model.layout import DTYPES, Layout, Slot, dtype_name
-from halrp.store import format_1
+from halrp.store import format_1, part_codes
 from halrp.store.fitting import check
 from halrp.store.requirements import require
+from halrp.store.streams import Streams, raw
 
 __all__ = ["check", "load", "read", "write"]
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _AUTOCAST = (None, "bfloat16", "float16", "float32", "float64")
-_MOST_EXTRA = 64
-"""Tensors of a probe and statistics that a file may have."""
 _ERRORS = (SafetensorError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, OverflowError)
 
 
@@ -47,7 +45,7 @@ def write(delta: Delta) -> bytes:
     """The file of a task. The same delta gives the same bytes."""
     text = delta.text(delta.layout.fingerprint, delta.layout.digest)
     tensors = _tensors(delta)
-    return b"".join([file_size.header(text, delta.entries), *(_raw(tensors[name]) for name in delta.entries)])
+    return b"".join([file_size.header(text, delta.entries), *(raw(tensors[name]) for name in delta.entries)])
 
 
 def _tensors(delta: Delta) -> dict[str, list[Tensor]]:
@@ -55,24 +53,28 @@ def _tensors(delta: Delta) -> dict[str, list[Tensor]]:
     if delta.is_base:
         return {}
     streams: dict[str, list[Tensor]] = {dtype: [] for dtype in DTYPES}
-    ranks = delta.ranks
-    for piece in file_size.pieces(delta.layout, delta, ranks, set(delta.plain)):
+    for piece in _pieces(delta):
         for tensor in _parts(delta, piece):
             streams[dtype_name(tensor.dtype)].append(tensor)
     streams |= {name: [tensor] for name, tensor in delta.extra_tensors.items()}
     if delta.recovered:
         rows = [delta.recovered[slot.name] for slot in delta.layout.adapted]
         streams[RECOVERED] = [torch.tensor([[r.importance, r.predicted, r.share] for r in rows], dtype=torch.float32)]
-    streams[INDEX] = [_index(delta)]
-    return streams
+    if delta.has_parts:
+        return streams | {INDEX: [part_codes.index(delta)], CODES: [part_codes.codes(delta)]}
+    return streams | {INDEX: [_index(delta)]}
+
+
+def _pieces(delta: Delta) -> Iterator[Piece]:
+    if delta.has_parts:
+        return file_size.part_pieces(delta.layout, delta, delta.ranks, delta.precisions)
+    return file_size.pieces(delta.layout, delta, delta.ranks, set(delta.plain))
 
 
 def _parts(delta: Delta, piece: Piece) -> list[Tensor]:
     name = piece.slot.name
-    if piece.part in "rs":
-        return [delta.scales[name]["rs".index(piece.part)]]
     if not piece.matrix:
-        return [delta.plain[name]]
+        return [delta.plain[name] if piece.part == "plain" else delta.scales[name]["rs".index(piece.part)]]
     parts = delta.coded[piece.key].parts
     return [parts[part] for part in ("mask", "scale", "values") if part in parts]
 
@@ -100,14 +102,6 @@ def _matrix_keys(slot: Slot, factored: bool) -> tuple[str | None, ...]:
     return (f"dense/{slot.name}", None) if slot.kind == "adapted" else (f"dense/{slot.name}",)
 
 
-def _raw(tensors: list[Tensor]) -> bytes:
-    return b"".join(
-        tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        for tensor in tensors
-        if tensor.numel()
-    )
-
-
 # ---- reading ----------------------------------------------------------------------------------------------------
 
 
@@ -124,8 +118,8 @@ def read(content: bytes, layouts: Mapping[str, Layout], source: str) -> Delta:
         version = facts["format"]
         if version == format_1.FORMAT:
             return format_1.read(content, text)
-        if version != FORMAT:
-            raise FormatError(f"{source} has format {version!r}; this version reads formats 1 and {FORMAT}")
+        if version not in (FORMAT, PARTS_FORMAT):
+            raise FormatError(f"{source} has format {version!r}; this version reads formats 1, 2 and 3")
         unknown = facts.keys() - {*REQUIRED, *DEFAULTS}
         if unknown:
             raise FormatError(f"it has unknown fields: {', '.join(sorted(unknown)[:3])}; a later version wrote it")
@@ -191,34 +185,52 @@ def _delta(
     description = _description(facts)
     if not entries:  # the base's own task
         return Delta(**described(description), layout=layout)
-    reading = _Reading(entries, data)
-    index = reading.whole(INDEX)
-    require(index.dtype == torch.int32 and index.numel() == file_size.index_length(layout), "its index is too short")
-    ranks = _ranks(index[: len(layout.adapted)].tolist(), layout, description)
-    masked, buffers = _flags(index[len(layout.adapted) :], layout, ranks)
+    reading = Streams(entries, data)
     recovered = reading.recovered(layout)
-    scales: dict[str, list[Tensor]] = {}
-    coded, plain = {}, {}
-    for piece in file_size.pieces(layout, description, ranks, buffers):
-        if piece.matrix:
-            coded[piece.key] = reading.matrix(piece, piece.key in masked, description.precision == "int8")
-        elif piece.part == "plain":
-            plain[piece.slot.name] = reading.tensor(piece.dtype, piece.shape, piece.key)
-        else:
-            scales.setdefault(piece.slot.name, []).append(reading.tensor(piece.dtype, piece.shape, piece.key))
+    read_numbers = _read_parts if description.format == PARTS_FORMAT else _read_everything
+    numbers = read_numbers(description, layout, reading)
     probe, statistics = reading.named("probe/"), reading.named("statistics/")
     reading.finish()
     require(not probe or "outputs" in probe, "its probe has no outputs")
     return Delta(
         **described(description),
+        **numbers,
         layout=layout,
-        scales={name: (r, s) for name, (r, s) in scales.items()},
-        coded=coded,
-        plain=plain,
         recovered=recovered,
         probe=probe,
         statistics=statistics,
     )
+
+
+def _read_everything(description: Description, layout: Layout, reading: Streams) -> dict[str, Any]:
+    """Scales, matrices and plain tensors of a task whose matrices have one precision."""
+    index = reading.whole(INDEX)
+    require(index.dtype == torch.int32 and index.numel() == file_size.index_length(layout), "its index is too short")
+    ranks = _ranks(index[: len(layout.adapted)].tolist(), layout, description)
+    masked, buffers = _flags(index[len(layout.adapted) :], layout, ranks)
+    scales: dict[str, list[Tensor]] = {}
+    coded, plain = {}, {}
+    for piece in file_size.pieces(layout, description, ranks, buffers):
+        if piece.matrix:
+            coded[piece.key] = reading.matrix(piece, piece.key in masked)
+        elif piece.part == "plain":
+            plain[piece.slot.name] = reading.tensor(piece.dtype, piece.shape, piece.key)
+        else:
+            scales.setdefault(piece.slot.name, []).append(reading.tensor(piece.dtype, piece.shape, piece.key))
+    pairs = {name: (r, s) for name, (r, s) in scales.items()}
+    return {"scales": pairs, "coded": coded, "plain": plain}
+
+
+def _read_parts(description: Description, layout: Layout, reading: Streams) -> dict[str, Any]:
+    """The parts of a task in which each has its precision."""
+    index = reading.whole(INDEX)
+    require(index.dtype == torch.int32 and index.numel() == len(layout.adapted), "its index is too short")
+    ranks = {name: rank for name, rank in _ranks(index.tolist(), layout, description).items() if rank}
+    dense = {slot.name for slot, rank in zip(layout.adapted, index.tolist(), strict=True) if rank < 0}
+    precisions, masked = part_codes.parse(reading.whole(CODES), layout, ranks, dense)
+    pieces = file_size.part_pieces(layout, description, ranks, precisions)
+    coded = {piece.key: reading.matrix(piece, piece.key in masked) for piece in pieces}
+    return {"coded": coded, "precisions": precisions}
 
 
 def _description(facts: Mapping[str, Any]) -> Description:
@@ -229,7 +241,8 @@ def _description(facts: Mapping[str, Any]) -> Description:
     counted = named and (len(names) == classes or objective != DEFAULTS["objective"])
     require(names is None or counted, "its class names do not fit its classes")
     require(facts["view"] in ("", "mean", "full"), f"its view is {facts['view']!r}")
-    require(facts["precision"] in PRECISIONS, f"its precision is {facts['precision']!r}")
+    known = PRECISIONS if facts["format"] == FORMAT else (DEFAULTS["precision"],)
+    require(facts["precision"] in known, f"its precision is {facts['precision']!r}")
     require(facts["autocast"] in _AUTOCAST, f"its forward passes are in {facts['autocast']!r}")
     require(isinstance(objective, dict) and isinstance(objective.get("name"), str), "its objective has no name")
     good = objective.keys() <= {"name", "settings"} and isinstance(objective.get("settings", {}), dict)
@@ -247,6 +260,7 @@ def _description(facts: Mapping[str, Any]) -> Description:
         autocast=facts["autocast"],
         parents=tuple(parents),
         provenance=facts["provenance"],
+        format=int(facts["format"]),  # 2.0 is another spelling, which the header shows
     )
 
 
@@ -275,77 +289,3 @@ def _flags(words: Tensor, layout: Layout, ranks: Mapping[str, int]) -> tuple[set
                 masked.add(key)
     require(not any(flags), "its index has flags without a meaning")
     return masked, buffers
-
-
-class _Reading:
-    """The tensors of a file, each read from its beginning to its end."""
-
-    def __init__(self, entries: Mapping[str, tuple[TensorEntry, int]], data: bytes) -> None:
-        self._tensors = {name: _tensor(entry, data, start) for name, (entry, start) in entries.items()}
-        self._position = dict.fromkeys(DTYPES, 0)
-
-    def whole(self, name: str) -> Tensor:
-        """A tensor with a name of its own."""
-        require(name in self._tensors, f"it has no tensor {name!r}")
-        return self._tensors.pop(name)
-
-    def named(self, prefix: str) -> dict[str, Tensor]:
-        """The tensors whose names begin with a prefix, by the rest of their names."""
-        names = [name for name in self._tensors if name.startswith(prefix)]
-        require(len(names) <= _MOST_EXTRA, f"it has {len(names)} tensors {prefix}…")
-        tensors = {name.removeprefix(prefix): self._tensors.pop(name) for name in sorted(names)}
-        require(all(_NAME.fullmatch(name) for name in tensors), f"it has a tensor {prefix}… with a strange name")
-        finite = all(bool(t.isfinite().all()) for t in tensors.values() if t.is_floating_point())
-        require(finite, f"a tensor {prefix}… holds NaN or infinity")
-        return tensors
-
-    def recovered(self, layout: Layout) -> dict[str, Recovered]:
-        """What the allocation predicted, if the file has it."""
-        if RECOVERED not in self._tensors:
-            return {}
-        numbers = self.whole(RECOVERED)
-        require(numbers.dtype == torch.float32, "what it recovered is not float32")
-        require(numbers.numel() == 3 * len(layout.adapted), "what it recovered is not three numbers for each weight")
-        require(bool(numbers.isfinite().all()), "what it recovered is not finite")
-        rows = numbers.reshape(-1, 3).tolist()
-        return {slot.name: Recovered(*row) for slot, row in zip(layout.adapted, rows, strict=True)}
-
-    def tensor(self, dtype: str, shape: tuple[int, ...], key: str) -> Tensor:
-        """The next tensor among the numbers of a type."""
-        start, count = self._position[dtype], math.prod(shape)
-        stream = self._tensors.get(dtype)
-        held = 0 if stream is None else stream.numel() - start
-        require(count <= held, f"{key} needs {count} more numbers of type {dtype}, the file has {held}")
-        self._position[dtype] = start + count
-        return torch.empty(shape, dtype=DTYPES[dtype]) if stream is None else stream[start : start + count].view(shape)
-
-    def matrix(self, piece: Piece, masked: bool, scaled: bool) -> Coded:
-        """The next matrix: its mask, the scales of its rows and its entries, whichever it has."""
-        rows, columns = piece.shape
-        parts: dict[str, Tensor] = {}
-        shape: tuple[int, ...] = piece.shape
-        if masked:
-            parts["mask"] = self.tensor("U8", ((rows * columns + 7) // 8,), f"mask of {piece.key}")
-            present = codec.unpack(parts["mask"], rows * columns)
-            require(bool((codec.pack(present) == parts["mask"]).all()), f"{piece.key} has a mask with stray bits")
-            shape = (int(present.sum()),)
-        if scaled:
-            parts["scale"] = self.tensor("F32", (rows,), f"scale of {piece.key}")
-        parts["values"] = self.tensor(piece.dtype, shape, piece.key)
-        return Coded(rows, columns, parts)
-
-    def finish(self) -> None:
-        """Refuse a file with numbers that nothing has read."""
-        for name, tensor in self._tensors.items():
-            require(name in DTYPES, f"it holds an unknown tensor {name!r}")
-            left = tensor.numel() - self._position[name]
-            require(left == 0, f"it holds {left} numbers of type {name} too many")
-
-
-def _tensor(entry: TensorEntry, data: bytes, start: int) -> Tensor:
-    if not entry.bytes:
-        return torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
-    raw = bytearray(data[start : start + entry.bytes])  # its own memory: aligned, and not the caller's
-    tensor = torch.frombuffer(raw, dtype=torch.uint8)
-    require(entry.dtype != "BOOL" or int(tensor.max()) <= 1, "a truth value is neither 0 nor 1")
-    return tensor.view(DTYPES[entry.dtype]).reshape(entry.shape)
