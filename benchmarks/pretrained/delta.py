@@ -1,0 +1,43 @@
+"""halrp with a bound on the bytes of a task, through its public interface."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from torch import nn
+
+from benchmarks.pretrained.domain import Domain, Task
+from benchmarks.pretrained.methods import Setting, Stored
+from benchmarks.pretrained.training import predict
+from halrp import Halrp, Learner, Recipe
+
+RECIPE: Recipe | None = None
+"""How tasks are trained; None is the library's default."""
+
+
+@dataclass(frozen=True)
+class Delta:
+    """A delta of at most `bytes` bytes."""
+
+    bytes: int
+    variant: str = "default"
+
+    def grid(self, domain: Domain, shots: int) -> tuple[Setting, ...]:
+        """The one setting that there is: a user gives a bound and nothing else."""
+        return ({"bytes": self.bytes, "variant": self.variant},)
+
+    def fit(self, domain: Domain, task: Task, setting: Setting) -> Iterator[Stored]:
+        """Learn the task with the library's defaults; the size is that of the task's file."""
+        learner = Learner(
+            domain.base(),
+            head=nn.Linear(domain.width, task.classes),
+            base="given",
+            method=Halrp.budget(bytes_per_task=setting["bytes"]),
+            recipe=RECIPE,
+            seed=task.seed,
+            progress=None,
+        )
+        delta = learner.learn(task.name, task.train, val=task.val)
+        yield Stored("file", delta.bytes, partial(predict, partial(learner.predict, task=task.name)))
