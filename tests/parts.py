@@ -8,11 +8,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from halrp import Halrp, Recipe
 from halrp.model.base import Base
 from halrp.model.codec import PART_PRECISIONS, Precision
 from halrp.model.delta import Delta, Recovered
-from halrp.model.description import Description
+from halrp.model.description import Description, described
+from halrp.model.file_size import TensorEntry, planned_part_bytes
 from halrp.model.layout import Slot
+from halrp.provenance import describe
 
 Parts = dict[str, tuple[Tensor, Precision]]
 
@@ -64,22 +67,33 @@ def recovered(base: Base) -> dict[str, Recovered]:
 
 
 def parts_task(
-    base: Base, seed: int = 0, classes: int = 3, view: str = "full", name: str = "parts", share: float = 0.6
+    base: Base,
+    seed: int = 0,
+    classes: int = 3,
+    view: str = "full",
+    name: str = "parts",
+    share: float = 0.6,
+    learned: bool = False,
 ) -> Delta:
-    """A task of drawn parts."""
-    description = Description(task=name, classes=classes, view=view)
+    """A task of drawn parts; if it counts as learned, it names a method and a recipe."""
+    provenance = {"method": describe(Halrp.budget()), "recipe": describe(Recipe()), "seed": 0} if learned else {}
+    description = Description(task=name, classes=classes, view=view, provenance=provenance)
     return Delta.of_parts(
         description, base.layout, base.tensors, drawn_parts(base, seed, classes, view, share), recovered(base)
     )
 
 
-def planned(delta: Delta) -> dict[str, Mapping[str, object]]:
-    """What `planned_part_bytes` takes for a task: ranks, dense weights, and precisions of matrices and other parts."""
+def planned(delta: Delta, extra: Mapping[str, TensorEntry] | None = None, recovered: bool = True) -> int:
+    """The planned size of a task's file, from nothing but what it stores in which precision."""
     kinds = {key: key.partition("/")[0] for key in delta.precisions}
     names = {key: key.partition("/")[2] for key in delta.precisions}
-    return {
-        "ranks": delta.ranks,
-        "dense": dict.fromkeys(delta.dense),
-        "parts": {key: p for key, p in delta.precisions.items() if kinds[key] in ("r", "s", "plain")},
-        "matrices": {names[key]: p for key, p in delta.precisions.items() if kinds[key] in ("p", "dense")},
-    }
+    return planned_part_bytes(
+        Description(**described(delta)),
+        delta.layout,
+        delta.ranks,
+        delta.dense,
+        {key: p for key, p in delta.precisions.items() if kinds[key] in ("r", "s", "plain")},
+        matrices={names[key]: p for key, p in delta.precisions.items() if kinds[key] in ("p", "dense")},
+        extra=extra,
+        recovered=recovered,
+    )

@@ -21,10 +21,16 @@ _STORE = tuple(
 
 TARGETS: dict[str, tuple[str, ...]] = {
     "halrp.seeding": ("tests/test_seeding.py", "tests/test_order.py", "tests/test_parallel.py"),
-    "halrp.model.codec": ("tests/model/test_codec.py", "tests/store/test_task_file.py", "tests/model/test_delta.py"),
+    "halrp.model.codec": (
+        "tests/model/test_codec.py",
+        "tests/model/test_int4.py",
+        "tests/store/test_task_file.py",
+        "tests/model/test_delta.py",
+    ),
     "halrp.model.file_size": (
         "tests/model/test_delta.py",
         "tests/store/test_task_file.py",
+        "tests/store/test_part_files.py",
         "tests/method/test_budget.py",
     ),
     "halrp.method.allocate": (
@@ -45,11 +51,16 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/store/test_fitting.py",
         "tests/store/test_task_file.py",
         "tests/store/test_task_file_fuzz.py",
+        "tests/store/test_part_files.py",
         "tests/store/test_store.py",
         "tests/store/test_store_refusals.py",
     ),
     "halrp.store.format_1": ("tests/store/test_format_1_fuzz.py", "tests/store/test_corpus.py"),
-    "halrp.store.task_file": ("tests/store/test_task_file.py", "tests/store/test_task_file_fuzz.py"),
+    "halrp.store.task_file": (
+        "tests/store/test_task_file.py",
+        "tests/store/test_task_file_fuzz.py",
+        "tests/store/test_part_files.py",
+    ),
     "halrp.store.manifest": (
         "tests/store/test_manifest.py",
         "tests/store/test_folder_fuzz.py",

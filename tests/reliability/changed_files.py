@@ -32,6 +32,7 @@ from halrp.store.manifest import Manifest
 from halrp.training.checkpoint import Checkpoints
 from halrp.training.progress import Progress
 from tests.helpers import net, tiny_task
+from tests.parts import parts_task
 from tests.reliability.changed_json import changed_json
 from tests.reliability.crash_states import restore, tree_of
 from tests.reliability.operations import METHODS, RECIPE, cell, opened
@@ -163,11 +164,14 @@ def store_kinds(scratch: Path) -> list[Kind]:
     def read_resealed_layout(content: bytes, _: int) -> object:
         return Layout.parse(content, "layout").content
 
+    parts_files = [task_file.write(parts_task(base, seed)) for seed in range(5)]
+
     return [
         Kind("manifest", [text], read_manifest, mutated, share=3),
         Kind("manifest, checksum put right", [text], read_manifest, resealed_manifest, _canonical, share=3),
         Kind("task", task_files, read_task, mutated, share=2),
         Kind("task, checksums put right", task_files, read_resealed_task, changed_task, _canonical, share=4),
+        Kind("task of parts, checksums put right", parts_files, read_resealed_task, changed_task, _canonical, share=2),
         Kind("base", [store.content(manifest.base)], read_base, mutated),
         Kind("base, checksums put right", [store.content(manifest.base)], read_resealed_base, mutated, share=0.5),
         Kind("layout", [store.content(layout)], read_layout, mutated),

@@ -1,4 +1,4 @@
-"""The content of a store as plain JSON values: tasks in order, their ranks, their sizes and the loss they recover."""
+"""The content of a store as plain JSON values: tasks in order, ranks, what each part takes, and the loss recovered."""
 
 from __future__ import annotations
 
@@ -49,9 +49,10 @@ def _task(name: str, entry: Entry, delta: Delta) -> dict[str, Any]:
         "class_names": None if delta.class_names is None else list(delta.class_names),
         "base": delta.is_base,
         "view": delta.view,
-        "precision": delta.precision,
+        "precision": "per part" if delta.has_parts else delta.precision,
         "ranks": delta.ranks,
-        "dense": [weight for weight in delta.dense if weight in delta.recovered],
+        "dense": [weight for weight in delta.dense if delta.layout.by_name[weight].kind == "adapted"],
+        "parts": {key: part._asdict() for key, part in delta.stored.items()},
         "predicted_loss": predicted,
         "recovered_loss": recovered,
         "layers": {
