@@ -96,6 +96,11 @@ def test_samples_are_disjoint_and_those_of_fewer_shots_are_a_part_of_those_of_mo
     assert drawn(range(100, 150), (5, 20), "task", 1)[0] != few
 
 
+def test_a_task_has_the_fingerprint_of_its_examples() -> None:
+    first, again, other = (Tiny().task("a", 5, seed) for seed in (0, 0, 1))
+    assert first.fingerprint == again.fingerprint != other.fingerprint
+
+
 def test_more_examples_than_there_are_is_an_error_that_counts_them() -> None:
     with pytest.raises(ValueError, match="25 examples are needed, and there are 20"):
         drawn(range(20), (5, 20), "task", 0)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from halrp import seeding
-from halrp.model.batch import Batch
+from halrp.model.batch import Batch, named_leaves
 
 
 class Part(NamedTuple):
@@ -33,6 +33,13 @@ class Task:
     val: Part
     test: Part
     """The same examples for every seed and every number of shots."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all examples: other images or texts, or another draw of them, have another one."""
+        parts = {"train": self.train, "val": self.val, "test": self.test}
+        inputs = {f"{name}{path}": x for name, part in parts.items() for path, x in named_leaves(part.x)}
+        return seeding.fingerprint(inputs | {f"{name} labels": part.y for name, part in parts.items()})
 
 
 class Domain(Protocol):

@@ -47,6 +47,7 @@ def fit(domain: Domain, name: str, method: Method, setting: Setting, task: Task)
         "shots": task.shots,
         "seed": task.seed,
         "rows": {"train": len(task.train.y), "val": len(task.val.y), "test": len(task.test.y)},
+        "data": task.fingerprint[:16],
         "files": files,
         "seconds": round(seconds, 2),
         "versions": _versions(),

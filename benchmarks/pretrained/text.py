@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,11 +86,6 @@ class Text:
         listed = [text for text, _ in texts]
         x = tokenizer(listed, padding=True, truncation=True, max_length=TOKENS, return_tensors="pt")
         return Part(dict(x), torch.tensor([label for _, label in texts]))
-
-
-def corpus() -> str:
-    """A checksum of the texts: another release of Debian has others."""
-    return hashlib.sha256(json.dumps(_sections(), sort_keys=True).encode()).hexdigest()
 
 
 @functools.cache
