@@ -126,7 +126,7 @@ class Committed:
 
     def _commit(self, base: Base, tasks: Mapping[str, Delta], newest: str, replaces: bool, writes: bool) -> None:
         tensors = base.tensors
-        tasks = {name: delta.on(tensors) for name, delta in tasks.items()}
+        tasks = {n: delta if self.tasks.get(n) is delta else delta.on(tensors) for n, delta in tasks.items()}
         changed = {name: delta for name, delta in tasks.items() if self.tasks.get(name) is not delta}
         replaced = {newest: self.tasks.get(newest)} if replaces else {}
         if self.store is not None:

@@ -220,6 +220,18 @@ def test_a_delta_from_another_process_needs_its_base_for_differences_and_says_so
     assert all(torch.equal(bound.held_owned[name], tensor) for name, tensor in delta.held_owned.items())
 
 
+def test_values_are_copied_so_that_training_may_go_on() -> None:
+    weight, bias = torch.ones(3, 12), torch.zeros(3)
+    given: Parts = {"plain/fc.weight": (weight, "float32"), "plain/fc.bias": (bias, "bfloat16")}
+    delta = task(given)
+    weight += 1
+    bias += 1
+    assert torch.equal(delta.held_owned["fc.weight"], torch.ones(3, 12))
+    assert torch.equal(delta.held_owned["fc.bias"], torch.zeros(3))
+    assert torch.equal(delta.owned["fc.weight"].add_(1), torch.full((3, 12), 2.0))
+    assert torch.equal(delta.held_owned["fc.weight"], torch.ones(3, 12))
+
+
 def test_the_base_is_referred_to_and_neither_copied_nor_sent() -> None:
     delta = parts_task(CONV, 3)
     for name, tensor in delta.origin._held.items():  # type: ignore[attr-defined]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
+import tracemalloc
 from collections.abc import Callable
 from random import Random
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from halrp.errors import DamagedError, StoreError, WrongBaseError
 from halrp.model.base import Base
@@ -18,7 +20,7 @@ from halrp.model.codec import Coded, Precision
 from halrp.model.delta import Delta
 from halrp.model.description import Description
 from halrp.model.file_size import TensorEntry, planned_part_bytes
-from halrp.model.layout import Layout
+from halrp.model.layout import Layout, Slot
 from halrp.model.plan import plan
 from halrp.model.usable import task_problem
 from halrp.store import task_file
@@ -54,6 +56,50 @@ def test_a_file_has_the_planned_size_and_gives_the_same_bits(kind: str, seed: in
     assert loaded.held_owned.keys() == delta.held_owned.keys()
     assert all(torch.equal(tensor, loaded.held_owned[name]) for name, tensor in delta.held_owned.items())
     assert torch.equal(outputs(base, loaded, kind), outputs(base, delta, kind))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["conv", "mlp"])
+def test_a_base_of_any_floating_type_keeps_it(kind: str, dtype: torch.dtype) -> None:
+    model = net(kind).to(dtype)
+    base = Base(model, plan(model), channels_last=False)
+    for seed in range(10):
+        delta = parts_task(base, seed)
+        content = task_file.write(delta)
+        assert planned(delta) == len(content)
+        loaded = task_file.load(content, base, "file")
+        assert task_file.write(loaded) == content
+        for name, tensor in delta.held_owned.items():
+            assert tensor.dtype == base.tensors[name].dtype
+            assert torch.equal(loaded.held_owned[name], tensor)
+
+
+class Buffers(nn.Module):
+    """A layer, a head, and buffers of types and shapes that models have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.fc = nn.Linear(10, 12), nn.Linear(12, 3)
+        self.register_buffer("bytes", torch.arange(200, dtype=torch.uint8))
+        self.register_buffer("zeros", torch.zeros(300, dtype=torch.int8))
+        self.register_buffer("flags", torch.tensor([True, False]))
+        self.register_buffer("waves", torch.ones(3, dtype=torch.complex64))
+        self.register_buffer("unknown", torch.full((4,), float("nan")))
+        self.register_buffer("nothing", torch.zeros(0, 3))
+
+
+def test_buffers_of_every_type_come_back_as_they_are() -> None:
+    model = Buffers()
+    base = Base(model, plan(model), channels_last=False)
+    parts = drawn_parts(base, 0, share=0.0)
+    buffers = dict(model.named_buffers())
+    parts |= {f"plain/{name}": (buffer.clone(), "float32") for name, buffer in buffers.items()}
+    delta = Delta.of_parts(Description(task="t", classes=3), base.layout, base.tensors, parts)
+    assert {key for key, part in delta.coded.items() if "mask" in part.parts} == {"plain/zeros"}
+    loaded = task_file.load(task_file.write(delta), base, "file")
+    for name, buffer in buffers.items():
+        read = loaded.held_owned[name]
+        torch.testing.assert_close(read, buffer, rtol=0, atol=0, equal_nan=True)
 
 
 def test_the_plan_counts_a_probe_and_leaves_out_what_was_not_predicted() -> None:
@@ -242,6 +288,32 @@ def test_a_delta_made_by_hand_is_compared_with_the_base() -> None:
         made = Delta(task="t", classes=3, format=3, layout=CONV.layout, coded=coded, precisions=precisions)
         with pytest.raises(DamagedError, match=match):
             task_file.check(made, CONV, "delta")
+
+
+def test_a_layout_of_absurd_size_needs_no_memory_where_a_task_stores_nothing() -> None:
+    huge = Slot("body.weight", "adapted", "weight", "F32", (4, 2**39))
+    head = Slot("head.weight", "owned", "head", "F32", (3, 4))
+    layout = Layout("0" * 64, (huge, head))
+    parts: Parts = {"r/body.weight": (torch.full((4,), 2.0), "int8"), "plain/head.weight": (torch.ones(3, 4), "int4")}
+    content = task_file.write(Delta.of_parts(Description(task="t", classes=3), layout, {}, parts))
+    tracemalloc.start()
+    try:
+        delta = task_file.read(content, {layout.digest: layout}, "file")
+        assert task_problem(delta, None) == ""
+        assert delta.parameters == 16
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    with pytest.raises(DamagedError, match=r"needs|code"):
+        task_file.read(with_first_code(content, 0x04), {layout.digest: layout}, "file")
+
+
+def with_first_code(content: bytes, byte: int) -> bytes:
+    """A file whose second part, s of the first weight, gets a code."""
+    header, facts, data = apart(content)
+    changed = bytearray(data)
+    changed[header["codes"]["data_offsets"][0] + 1] = byte
+    return joined(header, facts, bytes(changed))
 
 
 @pytest.mark.parametrize("seed", range(4))

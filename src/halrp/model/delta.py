@@ -133,7 +133,7 @@ class Delta(Description):
         """Encode parts by their keys, each in its precision; what is not given is the base's (`task_parts`).
 
         Values are those that were trained, also where differences are stored: r (J,), s (I,), p (J, k), q (k, columns),
-        and tensors in their own shapes. `origin` are the base's tensors.
+        and tensors in their own shapes; they are copied. `origin` are the base's tensors, which are not.
         """
         given = {
             key: part for key, part in parts.items() if task_parts.kind_of(key) not in ("p", "q") or part[0].numel()
@@ -165,12 +165,15 @@ class Delta(Description):
         """Whether every part has a precision of its own."""
         return self.format == PARTS_FORMAT
 
-    @property
-    def differences(self) -> set[str]:
+    @cached_property
+    def differences(self) -> frozenset[str]:
         """The tensors that are stored as differences to the base's."""
         slots = self.layout.by_name
         kinds = ((task_parts.kind_of(key), task_parts.name_of(key), p) for key, p in held(self.precisions).items())
-        return {n for kind, n, p in kinds if kind in ("dense", "plain") and task_parts.is_difference(kind, slots[n], p)}
+        owned = (
+            (name, task_parts.is_difference(kind, slots[name], p)) for kind, name, p in kinds if kind not in "rspq"
+        )
+        return frozenset(name for name, is_difference in owned if is_difference)
 
     @property
     def base(self) -> str:

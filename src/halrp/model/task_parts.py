@@ -92,6 +92,8 @@ def encode(kind: str, slot: Slot, value: Tensor, precision: Precision, base: Ten
     value = value.detach()
     if is_difference(kind, slot, precision):
         value = value - (1 if base is None else base.to(value.device))
+    else:
+        value = value.clone()  # whoever trained it may go on
     matrix = value.mT if kind == "p" else value
     return codec.encode(matrix.reshape(matrix_shape(kind, tuple(value.shape))).contiguous(), precision)
 

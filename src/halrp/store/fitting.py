@@ -167,6 +167,7 @@ def _moved(delta: Delta, base: Base) -> Delta:
             for key, c in delta.coded.items()
         },
         plain={n: move(t) for n, t in delta.plain.items()},
+        origin={},
     ).on(base.tensors)
 
 

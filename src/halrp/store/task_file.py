@@ -22,6 +22,7 @@ from halrp.errors import DamagedError, FormatError, StoreError, WrongBaseError
 from halrp.model import codec, file_size
 from halrp.model.base import Base
 from halrp.model.codec import PRECISIONS
+from halrp.model.copies import held
 from halrp.model.delta import Delta
 from halrp.model.description import DEFAULTS, FORMAT, PARTS_FORMAT, REQUIRED, Description, described
 from halrp.model.file_size import CODES, INDEX, METADATA, RECOVERED, Piece, TensorEntry
@@ -67,7 +68,7 @@ def _tensors(delta: Delta) -> dict[str, list[Tensor]]:
 
 def _pieces(delta: Delta) -> Iterator[Piece]:
     if delta.has_parts:
-        return file_size.part_pieces(delta.layout, delta, delta.ranks, delta.precisions)
+        return file_size.part_pieces(delta.layout, delta, delta.ranks, held(delta.precisions))
     return file_size.pieces(delta.layout, delta, delta.ranks, set(delta.plain))
 
 
