@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.train_step import WEIGHTS, Variant, random_start
+from benchmarks.train_step import Variant, random_start
 from halrp.lab import backbones
 from halrp.model.base import Base
 from halrp.model.codec import PRECISIONS
@@ -61,7 +61,7 @@ def main() -> None:
             cells = " | ".join(f"{sizes[name]:,}" for name in names)
             share = 100 * delta.bytes / base.size.bytes
             print(f"| {label} | {precision} | {cells} | {delta.bytes:,} | {share:.2f} % |")
-    print(f"\nA full network: {base.size.bytes:,} bytes. Adapted weights: {', '.join(WEIGHTS)}.")
+    print(f"\nA full network: {base.size.bytes:,} bytes. Adapted weights: {', '.join(base.adapted_weights())}.")
 
 
 if __name__ == "__main__":

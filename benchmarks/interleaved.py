@@ -10,7 +10,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -53,11 +53,13 @@ def measure(
     return rows
 
 
-def arguments(description: str | None, rounds: int) -> argparse.Namespace:
-    """The options every benchmark has; torch is set to one thread."""
+def arguments(description: str | None, rounds: int, networks: Sequence[str] = ()) -> argparse.Namespace:
+    """The options every benchmark has, and which of some networks are measured; torch is set to one thread."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--json", type=Path, help="write the rows to this file")
+    if networks:
+        parser.add_argument("--networks", nargs="+", choices=networks, default=list(networks), help="only these")
     torch.set_num_threads(1)
     return parser.parse_args()
 

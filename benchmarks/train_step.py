@@ -1,21 +1,23 @@
 """What a training step of a delta costs, as a ratio to a step that trains the whole network.
 
-LeNet on 3×32×32 images, batches of 128, one thread, through the library's own loop: batch lookup, forward, backward,
-penalties, fused Adam, channels last on both sides. Every variant trains a block of steps per round.
+LeNet and ResNet18 on batches of 3×32×32 images, the architecture of MiniLM-L6 on sequences of 64 tokens, one thread,
+through the library's own loop: batch lookup, forward, backward, penalties, fused Adam, channels last on both sides.
+Every variant of a network trains a block of steps per round.
 
-    python -m benchmarks.train_step [--rounds 20] [--json FILE]
+    python -m benchmarks.train_step [--rounds 20] [--networks lenet resnet18 minilm] [--json FILE]
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
-from benchmarks.interleaved import arguments, measure, report
+from benchmarks import networks
+from benchmarks.interleaved import Row, arguments, measure, report
 from halrp import Halrp, Recipe
-from halrp.lab import backbones
 from halrp.method.fine_tune import prepare as prepare_fine_tuning
 from halrp.method.start import Start
 from halrp.model.base import Base
@@ -24,55 +26,100 @@ from halrp.model.plan import plan
 from halrp.training.loop import Group, Stage, Training
 from halrp.training.prepare import prepare
 
-BATCH, BLOCK = 128, 8
-WEIGHTS = ("conv1.weight", "conv2.weight", "linear1.weight", "linear2.weight")
+CLASSES = 10
+WHOLE = "whole network"
 
 
 @dataclass(frozen=True)
 class Variant:
-    """How the four layers are trained: a rank each, or None for a dense weight."""
+    """How the adapted weights are trained: a rank each, None for a dense weight, or one rank for all of them."""
 
-    ranks: tuple[int | None, ...]
+    ranks: tuple[int | None, ...] | int
     view: str = "mean"
+    tables: bool = True
+    """Whether embeddings have components too; without they are scaled only."""
+
+    def of(self, weights: dict[str, Tensor]) -> Iterator[tuple[str, Tensor, int | None]]:
+        """Every adapted weight and its rank."""
+        for i, (name, weight) in enumerate(weights.items()):
+            rank = self.ranks if isinstance(self.ranks, int) else self.ranks[i]
+            yield name, weight, rank if self.tables or "embedding" not in name else 0
 
 
-VARIANTS = {
-    "kernel-mean 3 10 4 8": Variant((3, 10, 4, 8)),
-    "kernel-mean 3 20 10 14 (budget)": Variant((3, 20, 10, 14)),
-    "owned conv, 5 10 (budget)": Variant((None, None, 5, 10), "full"),
-    "full-kernel 3 10 4 8": Variant((3, 10, 4, 8), "full"),
-    "kernel-mean 3 20 100 100 (official)": Variant((3, 20, 100, 100)),
+@dataclass(frozen=True)
+class Setting:
+    """A network, the batches it is trained on, how many of them are a block, and the variants that are compared."""
+
+    batch: int
+    block: int
+    variants: dict[str, Variant]
+    length: int = 0
+
+
+SETTINGS = {
+    "lenet": Setting(
+        128,
+        8,
+        {
+            "kernel-mean 3 10 4 8": Variant((3, 10, 4, 8)),
+            "kernel-mean 3 20 10 14 (budget)": Variant((3, 20, 10, 14)),
+            "owned conv, 5 10 (budget)": Variant((None, None, 5, 10), "full"),
+            "full-kernel 3 10 4 8": Variant((3, 10, 4, 8), "full"),
+            "kernel-mean 3 20 100 100 (official)": Variant((3, 20, 100, 100)),
+        },
+    ),
+    "resnet18": Setting(
+        64,
+        4,
+        {
+            "kernel-mean, rank 4": Variant(4),
+            "kernel-mean, rank 16": Variant(16),
+            "full-kernel, rank 4": Variant(4, "full"),
+            "full-kernel, rank 16": Variant(16, "full"),
+        },
+    ),
+    "minilm": Setting(
+        32,
+        1,
+        {
+            "rank 4": Variant(4),
+            "rank 16": Variant(16),
+            "rank 16, tables scaled": Variant(16, tables=False),
+        },
+        length=64,
+    ),
 }
+"""What is measured, by network."""
 
 
 def random_start(base: Base, variant: Variant) -> Start:
     """Factors of the variant's ranks, as after a warm-up."""
     factors, owned = {}, {}
-    for name, rank in zip(WEIGHTS, variant.ranks, strict=True):
-        weight = base.adapted_weights()[name]
+    for name, weight, rank in variant.of(base.adapted_weights()):
         if rank is None:
             owned[name] = weight.clone()
             continue
         rows, inputs = weight.shape[:2]
         columns = inputs if variant.view == "mean" else weight[0].numel()
+        rank = min(rank, rows, columns)
         p, q = 0.05 * torch.randn(rows, rank), 0.05 * torch.randn(rank, columns)
         factors[name] = Factors(torch.ones(rows), torch.ones(inputs), p, q)
     return Start(factors, owned, recovered={}, scores={})
 
 
-def block_of_steps(variant: Variant | None) -> Callable[[], None]:
+def block_of_steps(name: str, setting: Setting, variant: Variant | None) -> Callable[[], None]:
     """A function that trains a variant, or the whole network, for a block of steps."""
-    torch.manual_seed(0)
-    model = backbones.build("lenet", classes=10)
-    base = Base(model, plan(model, "head"), channels_last=True)
-    recipe = Recipe(epochs=10_000, batch=BATCH)
-    source = (torch.randn(BATCH * BLOCK, 3, 32, 32), torch.randint(10, (BATCH * BLOCK,)))
-    data = prepare(source, name="noise", device=base.device, batch=BATCH, channels_last=True)
-    net = base.trainable(10, "benchmark")
+    model = networks.build(name, CLASSES)
+    base = Base(model, plan(model, "head"), channels_last=name != "minilm")
+    recipe = Recipe(epochs=10_000, batch=setting.batch)
+    rows = setting.batch * setting.block
+    source = (networks.inputs(name, rows, setting.length), torch.randint(CLASSES, (rows,)))
+    data = prepare(source, name="noise", device=base.device, batch=setting.batch, channels_last=base.channels_last)
+    net = base.trainable(CLASSES, "benchmark")
     groups = [Group([p for p in net.parameters() if p.requires_grad])]
     if variant is not None:
         run = prepare_fine_tuning(
-            base, Halrp.budget(), variant.view, random_start(base, variant), base.owned_tensors(net), 10
+            base, Halrp.budget(), variant.view, random_start(base, variant), base.owned_tensors(net), CLASSES
         )
         net, groups = run.net, run.groups
     training = Training(net, groups, data, recipe, Stage(recipe.epochs, ("benchmark",)))
@@ -84,10 +131,15 @@ def void(_: object) -> None:
 
 
 def main() -> None:
-    options = arguments(__doc__, rounds=20)
-    variants = {"whole network": block_of_steps(None)}
-    variants |= {name: block_of_steps(variant) for name, variant in VARIANTS.items()}
-    report(measure(variants, "whole network", options.rounds), options.json)
+    options = arguments(__doc__, rounds=20, networks=list(SETTINGS))
+    rows: list[Row] = []
+    for name in options.networks:
+        setting = SETTINGS[name]
+        variants = {WHOLE: block_of_steps(name, setting, None)}
+        variants |= {title: block_of_steps(name, setting, variant) for title, variant in setting.variants.items()}
+        timed = measure(variants, WHOLE, options.rounds)
+        rows += [replace(row, name=f"{name}: {row.name}") for row in timed]
+    report(rows, options.json)
 
 
 if __name__ == "__main__":

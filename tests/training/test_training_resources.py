@@ -1,10 +1,7 @@
-"""Settings that save time and memory: float16, compilation, activations that are computed again."""
+"""Settings that save time and memory: float16 and compilation."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +12,9 @@ from torch import Tensor, nn
 
 from halrp import Learner, Recipe
 from halrp.errors import CheckpointWarning, CompileWarning, SettingError
-from halrp.store import task_file
 from halrp.training.batches import loss_of
 from halrp.training.checkpoint import Checkpoints
-from tests.helpers import CLASSES, FAST, digest, net, tiny_task
+from tests.helpers import digest, net, tiny_task
 from tests.training.runs import METHOD, assert_close, recipe, trained, training
 
 
@@ -120,80 +116,3 @@ def test_torch_compile_gives_the_same_to_tolerance() -> None:
     training(ours, recipe(compile=True, optimiser="sgd")).run()
     training(theirs, recipe(optimiser="sgd")).run()
     assert_close(ours, theirs, 1e-5)
-
-
-@contextmanager
-def saved_bytes() -> Iterator[list[int]]:
-    """The bytes of every tensor that autograd keeps for a backward pass."""
-    sizes: list[int] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        sizes.append(tensor.numel() * tensor.element_size())
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        yield sizes
-
-
-class OwnCheckpointing(nn.Sequential):
-    """A model that can compute its activations again, as those of transformers."""
-
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__(*layers)
-        self.calls: list[str] = []
-
-    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any = None) -> None:
-        self.calls.append(f"enable {gradient_checkpointing_kwargs}")
-
-    def gradient_checkpointing_disable(self) -> None:
-        self.calls.append("disable")
-
-
-def test_activations_are_computed_again_and_the_result_is_bit_identical() -> None:
-    results, sizes = [], []
-    for again in (False, True):
-        module = net("transformer")
-        run = training(module, recipe(checkpoint_activations=again), "transformer")
-        with saved_bytes() as saved:
-            run.run()
-        results.append(digest(module))
-        sizes.append(sum(saved))
-        assert not any("forward" in vars(m) for m in module.modules())
-    assert results[0] == results[1]
-    assert sizes[1] < 0.5 * sizes[0]
-
-
-def test_a_model_that_checkpoints_its_activations_itself_is_asked_to() -> None:
-    module = OwnCheckpointing(*net("mlp").children())
-    training(module, recipe(checkpoint_activations=True)).run()
-    assert module.calls == ["enable {'use_reentrant': False}", "disable"]
-
-
-def test_a_learner_checkpoints_activations_and_commits_the_same_bits() -> None:
-    files = []
-    for again in (False, True):
-        settings = dataclasses.replace(FAST, checkpoint_activations=again)
-        learner = Learner(net("transformer"), method=METHOD, recipe=settings)
-        for number, name in enumerate("ab"):
-            learner.learn(name, tiny_task("transformer", number))
-        x, _ = tiny_task("transformer", 1)
-        files.append((learner.predict(x, "a"), learner.predict(x, "b"), task_file.write(learner.tasks["b"])))
-    assert torch.equal(files[0][0], files[1][0])
-    assert torch.equal(files[0][1], files[1][1])
-    assert files[0][2] != files[1][2]  # the setting is recorded
-
-
-class Flat(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.hidden, self.fc = nn.Linear(10, 12), nn.Linear(12, CLASSES)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.fc(self.hidden(x).relu())
-
-
-def test_activations_that_cannot_be_computed_again_are_refused_by_name() -> None:
-    with pytest.raises(SettingError, match=r"features\.1 \(BatchNorm2d\) would count every batch twice"):
-        training(net("conv"), recipe(checkpoint_activations=True), "conv")
-    with pytest.raises(SettingError, match="Flat has neither gradient_checkpointing_enable nor an"):
-        training(Flat(), recipe(checkpoint_activations=True))

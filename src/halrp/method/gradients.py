@@ -44,6 +44,7 @@ from halrp.model.commit_check import CommitCheck
 from halrp.model.delta import Recovered
 from halrp.model.factors import Factors, identity_factors
 from halrp.model.size import Size
+from halrp.training.activations import recomputed_activations
 from halrp.training.batches import Data, loss_of
 from halrp.training.distributed import Processes
 from halrp.training.groups import Group, by_kind, by_role
@@ -135,6 +136,8 @@ class Gradients:
         net.requires_grad_(False).eval()
         rows, counts = 0, torch.zeros(())
         with ExitStack() as hooks:
+            if run.recipe.checkpoint_activations:
+                hooks.enter_context(recomputed_activations(net, run.recipe.checkpoint_activations))
             for name, weight in weights.items():
                 weight.requires_grad_(True)
 

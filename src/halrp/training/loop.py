@@ -118,7 +118,7 @@ class Training:
             data = replace(refuse_unbalanced(data, stage.task), by_class=True)
         refuse_no_validation(recipe, validate, stage.task)
         if recipe.checkpoint_activations:
-            refuse_activations(module)
+            refuse_activations(module, recipe.checkpoint_activations)
         self.module, self.data, self.recipe, self.stage = module, data, recipe, stage
         self.epochs, self.epoch = stage.epochs, 0
         self._hooks, self._notify, self._checkpoints = hooks, notify, checkpoints
@@ -170,7 +170,8 @@ class Training:
         until = self.epochs if until is None else min(until, self.epochs)
         self._train_mode()
         try:
-            with recomputed_activations(self.module) if self.recipe.checkpoint_activations else nullcontext():
+            again = self.recipe.checkpoint_activations
+            with recomputed_activations(self.module, again) if again else nullcontext():
                 while self.epoch < until and not self.is_over:
                     self._train_epoch()
         except StopTraining:

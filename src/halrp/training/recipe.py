@@ -105,8 +105,9 @@ class Recipe:
     compile: bool = field(default=False, metadata=LATER)
     """Compile forward and backward passes with torch.compile, which pays for long trainings of large models. Dropout
     then draws other numbers."""
-    checkpoint_activations: bool = field(default=False, metadata=LATER)
-    """Compute activations again in the backward pass instead of keeping them: less memory, more time."""
+    checkpoint_activations: Literal[False, True, "cheap"] = field(default=False, metadata=LATER)
+    """Compute activations again in the backward pass instead of keeping them: less memory, more time. With "cheap" the
+    results of products and convolutions are kept, and all else is computed again, which takes less time."""
 
     def __post_init__(self) -> None:
         """Refuse values that no training could use."""
@@ -128,9 +129,12 @@ class Recipe:
         ):
             if not good:
                 raise SettingError(f"Recipe({name}={getattr(self, name)!r}) is out of range; give {remedy}")
-        for name in ("balanced", "compile", "checkpoint_activations"):
+        for name in ("balanced", "compile"):
             if not isinstance(getattr(self, name), bool):
                 raise SettingError(f"Recipe({name}={getattr(self, name)!r}) is out of range; give True or False")
+        again = self.checkpoint_activations
+        if not isinstance(again, bool) and again != "cheap":
+            raise SettingError(f"Recipe(checkpoint_activations={again!r}) is out of range; give True, False or 'cheap'")
         if self.schedule not in ("exponential", "cosine", "constant"):
             raise SettingError(
                 f"Recipe(schedule={self.schedule!r}) is unknown; choose 'exponential', 'cosine' or 'constant'"
