@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from halrp.method.allocate import Flat, LossRate
     from halrp.method.budget import Budget
     from halrp.method.decompose import Plain, Whitened
-    from halrp.method.gradients import Gradients
+    from halrp.method.from_probe import FromProbe
     from halrp.method.importance import GradientNorm, MeanSquare
     from halrp.method.method import Halrp
     from halrp.method.prune import Keep, Prune
@@ -48,7 +48,7 @@ _HOME = {
     "halrp.method.allocate": ("Flat", "LossRate"),
     "halrp.method.budget": ("Budget",),
     "halrp.method.decompose": ("Plain", "Whitened"),
-    "halrp.method.gradients": ("Gradients",),
+    "halrp.method.from_probe": ("FromProbe",),
     "halrp.method.importance": ("GradientNorm", "MeanSquare"),
     "halrp.method.method": ("Halrp",),
     "halrp.method.prune": ("Keep", "Prune"),
@@ -86,8 +86,8 @@ __all__ = [
     "Exact",
     "Explanation",
     "Flat",
+    "FromProbe",
     "GradientNorm",
-    "Gradients",
     "Halrp",
     "Keep",
     "LayerRule",

@@ -21,9 +21,8 @@ from halrp.errors import HeadError, SettingError, WrongBaseError
 from halrp.managed import Managed
 from halrp.method.fine_tune import fine_tune
 from halrp.method.method import Halrp
-from halrp.method.protocols import TaskCosts
+from halrp.method.pack import packed
 from halrp.method.start_choice import start_of
-from halrp.method.task_costs import task_costs
 from halrp.model import views
 from halrp.model.appended import WithHead, as_stored, with_head
 from halrp.model.base import Base
@@ -246,20 +245,15 @@ class Learner(Managed):
         """Algorithm 1: from a task's data to a committed delta on the base."""
         base, method, name = setup.body, setup.method, run.task
         check = self._check(setup, run)
-
-        def costs(owned: Mapping[str, Tensor], view: str) -> TaskCosts:
-            return task_costs(base.layout, owned, partial(setup.description, run, view), method.precision)
-
         # Warm up, decompose and allocate: where fine-tuning starts. The network of the warm-up is gone afterwards.
-        starts, owned = start_of(method, base)(base, method, run, check, costs)
+        starts, owned = start_of(method, base)(base, method, run, check, setup.costs(run))
         base_size = Size(base.parameter_count, base.size.bytes)
         # Fine-tune what the task owns.
         tuned = fine_tune(base, method, starts, owned, run)
         # Check, compress and commit.
         check.delta(base, tuned.net, tuned.factors, tuned.owned)
-        description = setup.description(run, tuned.view)
-        delta = Delta.pack(description, base.layout, tuned.factors, tuned.owned, tuned.start.recovered)
-        late = sorted(tuned.owned.keys() - owned.keys() - tuned.start.dense.keys())
+        delta = packed(setup.description(run, tuned.view), base, method, tuned)
+        late = sorted(tuned.owned.keys() - owned.keys() - tuned.start.dense.keys() - tuned.start.small.keys())
         method.allocate.check(Size(delta.parameters, delta.bytes), base_size, late)
         tasks = self._compressed({**self.tasks, name: delta}, name, base.parameter_count)
         self._committed.commit(base, tasks, name, replaces, run.processes)

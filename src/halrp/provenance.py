@@ -15,7 +15,7 @@ from halrp.errors import DamagedError, SettingError
 from halrp.method.allocate import Flat, LossRate
 from halrp.method.budget import Budget
 from halrp.method.decompose import Plain, Whitened
-from halrp.method.gradients import Gradients
+from halrp.method.from_probe import FromProbe
 from halrp.method.importance import GradientNorm, MeanSquare
 from halrp.method.method import CHOICES, Halrp
 from halrp.method.prune import Keep, Prune
@@ -28,7 +28,7 @@ from halrp.training.recipe import Recipe
 KNOWN: dict[str, type] = {
     kind.__name__: kind
     for kind in (
-        *(Budget, Exact, Flat, GradientNorm, Gradients, Keep, Legacy, LossRate, MeanSquare, Plain, Prune, WarmUp),
+        *(Budget, Exact, Flat, GradientNorm, FromProbe, Keep, Legacy, LossRate, MeanSquare, Plain, Prune, WarmUp),
         Whitened,
     )
 }

@@ -20,11 +20,11 @@ from halrp.errors import CheckpointWarning, SettingError, TaskError
 from halrp.identity import UnidentifiedError, identity
 from halrp.method.method import CHOICES, Halrp
 from halrp.method.protocols import Allocator, EarlyCheck
-from halrp.method.task_costs import foreseen_costs
+from halrp.method.start_choice import start_of
+from halrp.method.task_costs import Costs
 from halrp.model.base import Base
 from halrp.model.description import Description
 from halrp.model.inference import normalises_by_batch
-from halrp.model.plan import trained_buffers
 from halrp.model.size import Size
 from halrp.objectives import Classification, Objective, described, is_registered
 from halrp.objectives.labels import given_classes
@@ -186,12 +186,14 @@ class TaskSetup:
         allocate = self.method.allocate
         if not isinstance(allocate, EarlyCheck):
             return
-        base, precision = self.body, self.method.precision
-        scales = {slot.name: Size(n, n * slot.itemsize) for slot in base.layout.adapted for n in [sum(slot.shape[:2])]}
+        base, costs = self.body, self.costs(run)
+        start, size = start_of(self.method, base), Size(base.parameter_count, base.size.bytes)
         for view in self.method.views(any(slot.kernel for slot in base.layout.adapted), run.data.val is not None):
-            described = partial(self.description, run, view)
-            costs = foreseen_costs(base.layout, trained_buffers(base.module), run.data.width, described, precision)
-            allocate.check_smallest(costs, scales, Size(base.parameter_count, base.size.bytes))
+            allocate.check_smallest(*start.least(base, costs, run.data.width, view), size)
+
+    def costs(self, run: TaskRun) -> Costs:
+        """What a task costs, whole or part by part."""
+        return Costs(self.body.layout, self.method.precision, partial(self.description, run))
 
     def description(self, run: TaskRun, view: str = "", allocate: Allocator | None = None) -> Description:
         """All of a task that is not a tensor: a delta in a view, or the base's own task; `allocate` if not ours."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -15,9 +15,10 @@ from halrp.model.base import Base
 from halrp.model.factors import Factors
 from halrp.training.batches import Data
 from halrp.training.evaluate import evaluate
-from halrp.training.groups import Group, Kind, by_kind, by_role
+from halrp.training.groups import Group, Kind, by_kind, by_role, by_unit
 from halrp.training.loop import Training
 from halrp.training.run import TaskRun
+from halrp.training.stopping import Validation
 
 
 class FineTuning(NamedTuple):
@@ -41,6 +42,10 @@ class FineTuned(NamedTuple):
     """Full tensors: head, biases, norms, dense weights, and the buffers that changed."""
     net: nn.Module
     """The network that was fine-tuned."""
+    best_epoch: int = -1
+    """The epoch that it is left at; 0 is the start."""
+    validation: Validation | None = None
+    """Loss and score on the validation data, if they were measured."""
 
 
 def fine_tune(
@@ -48,17 +53,25 @@ def fine_tune(
 ) -> FineTuned:
     """Fine-tune from each view's start for a while, then to the end from the one with the lowest validation loss."""
     variants = [prepare(base, method, view, start, owned, run.data.width) for view, start in starts.items()]
-    epochs = run.recipe.epochs - method.warm_up
-    trainings = [
-        run.training(f"fine-tune: {v.view}", v.net, by_kind(v.groups, _kinds(base, v), run.recipe), epochs)
-        for v in variants
-    ]
+    trainings = [_training(base, method, variant, run) for variant in variants]
     val = run.data.val
     best = 0 if val is None or len(variants) == 1 else _lowest_validation_loss(trainings, method.trial, val, run)
     variant, training = variants[best], trainings[best]
     del variants, trainings  # the other's network and moments need not stay in memory
     training.run()
-    return _result(base, variant)
+    return _result(base, variant, training)
+
+
+def _training(base: Base, method: Halrp, variant: FineTuning, run: TaskRun) -> Training:
+    """The training of a variant: where parts are chosen, over frozen statistics, and never to less than its start."""
+    groups = by_kind(variant.groups, _kinds(base, variant), run.recipe)
+    if run.recipe.balanced_steps and variant.start.units:
+        groups = by_unit(groups, _units(variant))
+    by_parts = variant.start.parts is not None
+    epochs = run.recipe.epochs - (0 if by_parts else method.warm_up)
+    return run.training(
+        f"fine-tune: {variant.view}", variant.net, groups, epochs, frozen_statistics=by_parts, keep_best=by_parts
+    )
 
 
 def prepare(
@@ -70,8 +83,11 @@ def prepare(
     def parameter(tensor: Tensor) -> Tensor:
         return nn.Parameter(tensor.clone()) if tensor.is_floating_point() else tensor.clone()
 
-    factors = {n: f.map(parameter) for n, f in start.factors.items()}
-    private = {n: t.clone() if n in buffers else parameter(t) for n, t in {**owned, **start.dense}.items()}
+    factors = {
+        n: f.map(parameter) if start.parts is None else _chosen(n, f, start.parts) for n, f in start.factors.items()
+    }
+    everything = {**owned, **start.small, **start.dense}
+    private = {n: t.clone() if n in buffers else parameter(t) for n, t in everything.items()}
     groups = [
         Group(_parameters(t for f in factors.values() for t in (f.r, f.s)), l2=method.l2),
         Group(_parameters(t for f in factors.values() for t in (f.p, f.q) if t.numel()), l1=method.l1, l2=method.l2),
@@ -81,6 +97,15 @@ def prepare(
     return FineTuning(view, start, base.tuning_view(factors, private, classes), factors, private, groups)
 
 
+def _chosen(name: str, factors: Factors, parts: Container[str]) -> Factors:
+    """Factors of which p and q train, and the scales that are stored."""
+    r, s = (
+        nn.Parameter(scale.clone()) if f"{part}/{name}" in parts else scale.clone()
+        for part, scale in (("r", factors.r), ("s", factors.s))
+    )
+    return Factors(r, s, nn.Parameter(factors.p.clone()), nn.Parameter(factors.q.clone()))
+
+
 def _kinds(base: Base, variant: FineTuning) -> dict[nn.Parameter, Kind]:
     """What kind of parameter each is that trains."""
     kinds = by_role(base.plan, ((n, t) for n, t in variant.owned.items() if isinstance(t, nn.Parameter)))
@@ -88,6 +113,19 @@ def _kinds(base: Base, variant: FineTuning) -> dict[nn.Parameter, Kind]:
         kinds |= dict.fromkeys(_parameters((layer.r, layer.s)), "scales")
         kinds |= dict.fromkeys(_parameters((layer.p, layer.q)), "factors")
     return kinds
+
+
+def _units(variant: FineTuning) -> dict[nn.Parameter, float]:
+    """The unit of the steps of each parameter that trains, where the start measured one."""
+    units, named = variant.start.units, dict[nn.Parameter, float]()
+    for name, layer in variant.factors.items():
+        for part, tensor in zip("rspq", layer.tensors(), strict=True):
+            if isinstance(tensor, nn.Parameter) and f"{part}/{name}" in units:
+                named[tensor] = units[f"{part}/{name}"]
+    for name, tensor in variant.owned.items():
+        if isinstance(tensor, nn.Parameter) and f"plain/{name}" in units:
+            named[tensor] = units[f"plain/{name}"]
+    return named
 
 
 def _lowest_validation_loss(trainings: Sequence[Training], trial: float, val: Data, run: TaskRun) -> int:
@@ -112,10 +150,12 @@ def _lowest_validation_loss(trainings: Sequence[Training], trial: float, val: Da
     return best
 
 
-def _result(base: Base, variant: FineTuning) -> FineTuned:
+def _result(base: Base, variant: FineTuning, training: Training) -> FineTuned:
     owned = {n: t.detach() for n, t in variant.owned.items() if isinstance(t, nn.Parameter)}
     factors = {n: f.map(lambda tensor: tensor.detach()) for n, f in variant.factors.items()}
-    return FineTuned(variant.view, variant.start, factors, owned | base.changed_buffers(variant.net), variant.net)
+    owned |= base.changed_buffers(variant.net)
+    outcome = training.best_epoch, training.best_validation
+    return FineTuned(variant.view, variant.start, factors, owned, variant.net, *outcome)
 
 
 def _parameters(tensors: Iterable[Tensor]) -> list[nn.Parameter]:

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
-
-from torch import Tensor
 
 from halrp.errors import SettingError
 from halrp.method.allocate import LossRate
@@ -26,12 +23,12 @@ from halrp.method.protocols import (
     Decomposition,
     Importance,
     Scales,
-    TaskCosts,
     check_choice,
 )
 from halrp.method.prune import Keep, Prune
 from halrp.method.scales import Exact, Legacy
-from halrp.method.start import Starts
+from halrp.method.start import Least, Starts, least_whole
+from halrp.method.task_costs import Costs
 from halrp.model.base import Base
 from halrp.model.codec import PRECISIONS, Precision
 from halrp.model.commit_check import CommitCheck
@@ -193,6 +190,10 @@ class StartRule(Protocol):
         """Raise `SettingError` if the method has choices that this start cannot follow."""
         return
 
+    def least(self, base: Base, costs: Costs, classes: int, view: str, /) -> Least:
+        """What a task costs at least, before it is learned: by default the scales of every weight, and all it owns."""
+        return least_whole(base, costs, classes, view)
+
     @abstractmethod
     def __call__(
         self,
@@ -200,12 +201,13 @@ class StartRule(Protocol):
         method: Halrp,
         run: TaskRun,
         check: CommitCheck,
-        costs: Callable[[Mapping[str, Tensor], str], TaskCosts],
+        costs: Costs,
         /,
     ) -> Starts:
         """Return a start for each view that is tried, and what the task owns in any case.
 
-        `costs(owned, view)` are those of the task; `check.gradients` refuses weights that no gradient reaches.
+        `costs(owned, view)` are those of the task, or `costs.parts`; `check.gradients` refuses weights that none
+        reaches.
         """
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torch import Tensor
 
-from halrp.method.protocols import Allocator
+from halrp.method.protocols import Allocator, TaskCosts
+from halrp.method.task_costs import Costs
+from halrp.model.base import Base
 from halrp.model.codec import Precision
 from halrp.model.costs import weight_costs
 from halrp.model.delta import Recovered
 from halrp.model.factors import Factors
+from halrp.model.plan import trained_buffers
+from halrp.model.size import Size
+from halrp.training.stopping import Validation
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +30,15 @@ class Start:
     recovered: Mapping[str, Recovered]
     scores: Mapping[str, Tensor]
     """For each weight, the predicted loss that each component recovers, (components,)."""
+    parts: Mapping[str, Precision] | None = None
+    """What is stored besides components and dense weights, and in which precision: `r/NAME` and `s/NAME` of a weight,
+    `plain/NAME` of a tensor. None: both scales of every factored weight, and all that the task owns."""
+    small: Mapping[str, Tensor] = field(default_factory=dict)
+    """The tensors that the task owns besides those that it owns in any case."""
+    units: Mapping[str, float] = field(default_factory=dict)
+    """By part, the step of its entries after which the loss has changed by about one, if all of them take it."""
+    validation: Validation | None = None
+    """Loss and score of the start on the validation data, where they are known."""
 
 
 class Starts(NamedTuple):
@@ -34,6 +48,21 @@ class Starts(NamedTuple):
     """Where fine-tuning starts, for each view of convolutions that is tried."""
     owned: Mapping[str, Tensor]
     """What the task owns in any case: head, biases, norms, changed buffers."""
+
+
+class Least(NamedTuple):
+    """What a task costs before a part of it is chosen."""
+
+    costs: TaskCosts
+    scales: Mapping[str, Size]
+    """Of each weight, what its factors cost without a component."""
+
+
+def least_whole(base: Base, costs: Costs, classes: int, view: str) -> Least:
+    """The least cost of a task that stores all that tasks own, and both scales of every adapted weight."""
+    counts = {slot: sum(slot.shape[:2]) for slot in base.layout.adapted}
+    scales = {slot.name: Size(count, count * slot.itemsize) for slot, count in counts.items()}
+    return Least(costs.foreseen(trained_buffers(base.module), classes, view), scales)
 
 
 class Prices(NamedTuple):

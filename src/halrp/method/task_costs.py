@@ -1,52 +1,94 @@
-"""What a task costs before its first component, and the exact size of its file for any ranks."""
+"""What a task costs before its first component, and the exact size of its file for any choice of the rest."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from halrp.method.protocols import Allocator, FixedCost, TaskCosts
+from halrp.model import codec
 from halrp.model.codec import Precision
 from halrp.model.costs import weight_costs
-from halrp.model.description import Description
-from halrp.model.file_size import planned_bytes
+from halrp.model.description import PARTS_FORMAT, Description
+from halrp.model.file_size import planned_bytes, planned_part_bytes
 from halrp.model.layout import Layout, Slot
 
 
-def task_costs(
-    layout: Layout, owned: Mapping[str, Tensor], described: Callable[[Allocator], Description], precision: Precision
-) -> TaskCosts:
-    """The costs of a task that owns some tensors in any case.
+@dataclass(frozen=True)
+class Costs:
+    """The costs of a task on a base: stored whole, with all that tasks own, or part by part."""
 
-    `described` gives the task's description for an allocation: a budget is part of its provenance.
-    """
-    return _costs(layout, {name: tuple(tensor.shape) for name, tensor in owned.items()}, described, precision)
+    layout: Layout
+    """Of the base."""
+    precision: Precision
+    """Of components and dense weights."""
+    described: Callable[[str, Allocator], Description]
+    """The task's description in a view of convolutions, for an allocation: a budget is part of its provenance."""
+
+    def __call__(self, owned: Mapping[str, Tensor], view: str) -> TaskCosts:
+        """The costs of a task that owns some tensors, and both scales of every factored weight, in any case."""
+        return self._whole({name: tuple(tensor.shape) for name, tensor in owned.items()}, view)
+
+    def foreseen(self, buffers: Collection[str], classes: int, view: str) -> TaskCosts:
+        """The same before it is trained, if it will own these `buffers` and a head of that many classes."""
+        slots = (slot for slot in self.layout.slots if slot.kind == "owned" or slot.name in buffers)
+        return self._whole({slot.name: slot.shape_in(classes) for slot in slots}, view)
+
+    def parts(
+        self,
+        view: str,
+        classes: int,
+        head: Precision,
+        small: Mapping[str, Precision] | None = None,
+        weights: Collection[str] = (),
+    ) -> TaskCosts:
+        """The costs of a task that owns a head, in that precision, and of the rest what is chosen.
+
+        That are the parts `small`, whose rank is 1 if they are chosen, and components of `weights`.
+        """
+        small = small or {}
+        mandatory = {f"plain/{name}": head for name in self.layout.head}
+
+        def file_bytes(ranks: Mapping[str, int], allocation: Allocator) -> int:
+            description = replace(self.described(view, allocation), format=PARTS_FORMAT, precision="float32")
+            dense = {name for name in weights if name not in ranks}
+            chosen = stored_parts((key for key in small if ranks.get(key)), dense)
+            return planned_part_bytes(
+                description,
+                self.layout,
+                ranks={name: ranks[name] for name in weights if ranks.get(name)},
+                dense=dense,
+                parts=mandatory | {key: small[key] for key in chosen},
+                precision=self.precision,
+            )
+
+        slots = (self.layout.by_name[name] for name in sorted(self.layout.head))
+        return TaskCosts([_part_cost(slot, slot.shape_in(classes), head) for slot in slots], file_bytes)
+
+    def _whole(self, owned: Mapping[str, tuple[int, ...]], view: str) -> TaskCosts:
+        def file_bytes(ranks: Mapping[str, int], allocation: Allocator) -> int:
+            return planned_bytes(self.described(view, allocation), self.layout, ranks, owned.keys())
+
+        fixed = [_fixed_cost(self.layout.by_name[n], shape, self.precision) for n, shape in owned.items()]
+        return TaskCosts(fixed, file_bytes)
 
 
-def foreseen_costs(
-    layout: Layout,
-    buffers: Collection[str],
-    classes: int,
-    described: Callable[[Allocator], Description],
-    precision: Precision,
-) -> TaskCosts:
-    """The costs of a task before it is trained, which will own these `buffers` and a head of that many classes."""
-    owned = {s.name: s.shape_in(classes) for s in layout.slots if s.kind == "owned" or s.name in buffers}
-    return _costs(layout, owned, described, precision)
+def stored_parts(chosen: Iterable[str], dense: Collection[str]) -> list[str]:
+    """The chosen parts that are stored: a dense weight needs no scales."""
+    return [key for key in chosen if key[:2] not in ("r/", "s/") or key[2:] not in dense]
 
 
-def _costs(
-    layout: Layout,
-    owned: Mapping[str, tuple[int, ...]],
-    described: Callable[[Allocator], Description],
-    precision: Precision,
-) -> TaskCosts:
-    def file_bytes(ranks: Mapping[str, int], allocation: Allocator) -> int:
-        return planned_bytes(described(allocation), layout, ranks, owned.keys())
+def part_bytes(shape: tuple[int, ...], precision: Precision, element: int) -> int:
+    """Bytes of a tensor that is stored as a part: rows of its first dimension, or one row if it has no other."""
+    rows = shape[0] if len(shape) > 1 else 1
+    return rows * codec.row_bytes(math.prod(shape) // max(1, rows), precision, element)
 
-    return TaskCosts([_fixed_cost(layout.by_name[n], shape, precision) for n, shape in owned.items()], file_bytes)
+
+def _part_cost(slot: Slot, shape: tuple[int, ...], precision: Precision) -> FixedCost:
+    return FixedCost(slot.name, math.prod(shape), part_bytes(shape, precision, slot.itemsize))
 
 
 def _fixed_cost(slot: Slot, shape: tuple[int, ...], precision: Precision) -> FixedCost:

@@ -8,7 +8,7 @@ rounded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -20,10 +20,11 @@ from halrp import seeding
 from halrp.errors import DivergedError
 from halrp.method import allocate, decompose
 from halrp.method.importance import Curvature, Sensitivity, at_least_float32, measure
-from halrp.method.method import Halrp
+from halrp.method.method import Halrp, StartRule
 from halrp.method.protocols import LayerOptions, TaskCosts
 from halrp.method.scales import scaled
 from halrp.method.start import Start, Starts, prices
+from halrp.method.task_costs import Costs
 from halrp.model.base import Base
 from halrp.model.commit_check import CommitCheck
 from halrp.model.delta import Recovered
@@ -35,11 +36,8 @@ from halrp.training.shared_data import whole
 
 
 @dataclass(frozen=True)
-class WarmUp:
+class WarmUp(StartRule):
     """Choose the paper's start: a free warm-up of the whole network, decomposed."""
-
-    def check(self, method: Halrp) -> None:
-        """Take every method."""
 
     def __call__(
         self,
@@ -47,7 +45,7 @@ class WarmUp:
         method: Halrp,
         run: TaskRun,
         check: CommitCheck,
-        costs: Callable[[Mapping[str, Tensor], str], TaskCosts],
+        costs: Costs,
     ) -> Starts:
         """Return where fine-tuning starts, by view, and what the task owns in any case."""
         # Warm up: train a copy of the base freely, to see where the task wants to go.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -34,6 +35,18 @@ class Group:
 def by_role(plan: Plan, parameters: Iterable[tuple[str, nn.Parameter]]) -> dict[nn.Parameter, Kind]:
     """The kinds of named parameters of a model, by the roles that its plan gives them."""
     return {parameter: _OF_ROLE.get(plan.role(name), "dense") for name, parameter in parameters}
+
+
+def by_unit(groups: Sequence[Group], units: Mapping[nn.Parameter, float]) -> list[Group]:
+    """Split groups by the unit of their parameters' steps, rounded to a power of √2, which multiplies their rates."""
+    split = []
+    for group in groups:
+        parts: dict[float, list[nn.Parameter]] = {}
+        for parameter in group.parameters:
+            unit = units.get(parameter, 1.0)
+            parts.setdefault(2 ** (round(2 * math.log2(unit)) / 2), []).append(parameter)
+        split += [replace(group, parameters=parameters, lr=group.lr * unit) for unit, parameters in parts.items()]
+    return split
 
 
 def by_kind(groups: Sequence[Group], kinds: Mapping[nn.Parameter, Kind], recipe: Recipe) -> list[Group]:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from halrp import seeding
 from halrp.errors import CheckpointWarning, DivergedError, SettingError
 from halrp.model.batch import Batch
+from halrp.model.layers.norm import freeze_statistics
 from halrp.objectives import classification
 from halrp.training import stopping
 from halrp.training.activations import recomputed_activations, refuse_activations
@@ -100,11 +101,15 @@ class Training:
         validate: Callable[[nn.Module], Validation] | None = None,
         stop: Stop | None = None,
         processes: Processes | None = None,
+        frozen_statistics: bool = False,
+        keep_best: bool = False,
     ) -> None:
         """Prepare a stage. With `checkpoints` its state is saved there after epochs, and resumed from there.
 
         `validate` measures the module on validation data. `stop` is shared by all stages that end when one is stopped.
-        `processes` train together, each on its part of the data.
+        `processes` train together, each on its part of the data. With `frozen_statistics`, norm layers normalise by the
+        running statistics that they have, in training too. With `keep_best` the module is left as it was when its
+        validation score was best, which may be before the first epoch.
         """
         hooks = Hooks() if hooks is None else hooks
         if hooks.augment is not None and not callable(hooks.augment):
@@ -127,7 +132,9 @@ class Training:
         self._weight = data.objective.weight if hooks.loss is None else len
         """What a batch counts in means over several."""
         self._validate, self._stop = validate, Stop() if stop is None else stop
-        self._stopping = None if recipe.patience is None else EarlyStopping(recipe.patience)
+        self._frozen, self._starts_at_best = frozen_statistics, keep_best and validate is not None
+        waits = recipe.patience is not None or self._starts_at_best
+        self._stopping = EarlyStopping(recipe.patience or stage.epochs + 1) if waits else None
         # A loader has batches of its own size, and no batch is larger than the task.
         batches = data.steps(recipe.batch)
         batch = data.examples / batches if isinstance(data, (Loaded, SharedDataset)) else recipe.batch
@@ -160,6 +167,16 @@ class Training:
         self._updates.rate = self._rate()
 
     @property
+    def best_epoch(self) -> int:
+        """The epoch that the module is left at when training is over; 0 is before the first."""
+        return self.epoch if self._stopping is None or self._stopping.best is None else self._stopping.best.epoch
+
+    @property
+    def best_validation(self) -> Validation | None:
+        """Loss and score on the validation data at that epoch, if they were measured."""
+        return None if self._stopping is None or self._stopping.best is None else self._stopping.best.validation
+
+    @property
     def is_over(self) -> bool:
         """Whether no epoch is left to train."""
         waited = self._stopping is not None and self._stopping.is_over(self.epoch)
@@ -168,6 +185,8 @@ class Training:
     def run(self, until: int | None = None) -> Training:
         """Train to the end of epoch `until` (default: all epochs); the module is left in evaluation mode."""
         until = self.epochs if until is None else min(until, self.epochs)
+        if self._starts_at_best and self._stopping is not None and self._stopping.best is None:
+            self._validation()
         self._train_mode()
         try:
             again = self.recipe.checkpoint_activations
@@ -195,6 +214,8 @@ class Training:
 
     def _train_mode(self) -> None:
         self.module.train()
+        if self._frozen:
+            freeze_statistics(self.module)
         self._updates.train()
 
     def _evaluation_mode(self) -> None:

@@ -18,6 +18,8 @@ from halrp.training.optimisers import refuse_optimiser, refuse_scheduler
 
 LATER: dict[str, object] = {"later": True}
 """Marks a setting that files of earlier versions do not have: it is written only if it is not at its default."""
+AUTOMATIC = ("epochs", "batch", "lr", "schedule", "rate_warm_up", "balanced_steps")
+"""The settings that can be chosen for each task."""
 MakeOptimiser: TypeAlias = Callable[[list[dict[str, Any]]], Optimizer]
 """`make(groups)`: an optimiser of parameter groups in torch's form. A class of torch.optim is one."""
 MakeScheduler: TypeAlias = Callable[..., LRScheduler]
@@ -108,6 +110,12 @@ class Recipe:
     checkpoint_activations: Literal[False, True, "cheap"] = field(default=False, metadata=LATER)
     """Compute activations again in the backward pass instead of keeping them: less memory, more time. With "cheap" the
     results of products and convolutions are kept, and all else is computed again, which takes less time."""
+    balanced_steps: bool = field(default=False, metadata=LATER)
+    """Scale the rate of each part of a delta by the curvature of the loss along it, so that a step of any part changes
+    the loss alike: by about `lr`², if all its entries move. Where the start of a task measures no curvature, the
+    rate is that of Adam all the same."""
+    automatic: tuple[str, ...] = field(default=(), metadata=LATER)
+    """The settings that are chosen for each task when it is learned; see `Recipe.auto`."""
 
     def __post_init__(self) -> None:
         """Refuse values that no training could use."""
@@ -129,7 +137,7 @@ class Recipe:
         ):
             if not good:
                 raise SettingError(f"Recipe({name}={getattr(self, name)!r}) is out of range; give {remedy}")
-        for name in ("balanced", "compile"):
+        for name in ("balanced", "compile", "balanced_steps"):
             if not isinstance(getattr(self, name), bool):
                 raise SettingError(f"Recipe({name}={getattr(self, name)!r}) is out of range; give True or False")
         again = self.checkpoint_activations
@@ -144,11 +152,23 @@ class Recipe:
                 f"Recipe(autocast={self.autocast!r}) is unknown; give torch.bfloat16 or torch.float16, or None for the "
                 "model's own"
             )
+        object.__setattr__(self, "automatic", tuple(self.automatic))
+        for name in self.automatic:
+            if name not in AUTOMATIC:
+                raise SettingError(f"Recipe(automatic=...) has {name!r}; what can be chosen is {', '.join(AUTOMATIC)}")
         refuse_optimiser(self.optimiser)
         refuse_scheduler(self.scheduler)
         if not isinstance(self.rates, Rates):
             object.__setattr__(self, "rates", _rates(self.rates))
         self._refuse_contradictions()
+
+    @staticmethod
+    def auto(**given: Any) -> Recipe:
+        """A recipe that chooses for each task what is not `given`: epochs, batch, rates and how they change.
+
+        `halrp.training.auto` has the rules. What was chosen is in the provenance of the task.
+        """
+        return Recipe(**given, automatic=tuple(name for name in AUTOMATIC if name not in given))
 
     def _refuse_contradictions(self) -> None:
         if self.momentum and self.optimiser != "sgd":

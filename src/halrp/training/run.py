@@ -35,7 +35,14 @@ class TaskRun:
     """Whether the training of the task is to end, in every stage."""
 
     def training(
-        self, stage: str, module: nn.Module, groups: Sequence[Group], epochs: int, early_stopping: bool = True
+        self,
+        stage: str,
+        module: nn.Module,
+        groups: Sequence[Group],
+        epochs: int,
+        early_stopping: bool = True,
+        frozen_statistics: bool = False,
+        keep_best: bool = False,
     ) -> Training:
         """The training of a stage. Variants of one stage, "fine-tune: mean" and "fine-tune: full", draw alike."""
         return Training(
@@ -50,6 +57,8 @@ class TaskRun:
             None if self.data.val is None else self._validate,
             self.stop,
             self.processes,
+            frozen_statistics,
+            keep_best,
         )
 
     def _validate(self, module: nn.Module) -> Validation:

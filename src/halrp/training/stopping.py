@@ -72,7 +72,7 @@ def fitting(
     if best is None and not saved and not epoch:
         return None
     numbers = isinstance(best, list) and len(best) == 3 and all(map(is_number, best))
-    if not numbers or not is_whole(best[0], 1, epoch + 1):
+    if not numbers or not is_whole(best[0], 0, epoch + 1):
         raise UnfitError(f"its best epoch is {best!r}")
     tensors = {name.removeprefix(PREFIX): tensor for name, tensor in saved.items()}
     check_tensors(tensors, present)

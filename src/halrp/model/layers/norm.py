@@ -28,6 +28,13 @@ def uses_batch_statistics(layer: nn.Module) -> bool:
     return isinstance(layer, BATCH_NORMS) and layer.running_mean is None
 
 
+def freeze_statistics(model: nn.Module) -> None:
+    """Put the norm layers that have running statistics into evaluation mode: they use them, and leave them alone."""
+    for module in model.modules():
+        if isinstance(module, (*BATCH_NORMS, *INSTANCE_NORMS)) and module.running_mean is not None:
+            module.eval()
+
+
 class NormRule(LayerRule):
     """A norm layer with scale and shift, and perhaps running statistics."""
 

@@ -1,0 +1,243 @@
+"""A start at the probe: the head is fitted first, and every other part of a delta must earn its bytes.
+
+The head is fitted on the features of the frozen base (`probe`). There, with the base's outputs unchanged but for the
+head, the gradients of all parts of a delta are taken in one pass (`offers`), and the method's allocation compares
+what each promises with what it costs: row scales, column scales, norm parameters, biases, other small parameters, and
+components. A component i of a weight starts at
+
+    p_i = 0,   q_i = C^¼ v_iᵀ,
+
+along the right singular vectors v_i of the gradient (J, C), so that fine-tuning starts at the probe itself. What is not
+chosen stays the base's and costs nothing, neither in the file nor in time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Literal
+
+import torch
+from torch import nn
+
+from halrp.errors import SettingError
+from halrp.method import offers, probe
+from halrp.method.method import Halrp, StartRule
+from halrp.method.protocols import LayerOptions
+from halrp.method.start import Least, Start, Starts
+from halrp.method.task_costs import Costs, part_bytes, stored_parts
+from halrp.method.weight_gradients import Components, factors_along, new_gradient, options_of, recovered_of
+from halrp.model import codec
+from halrp.model.base import Base
+from halrp.model.codec import Precision
+from halrp.model.commit_check import CommitCheck
+from halrp.model.factors import Factors, identity_factors
+from halrp.model.layers.registry import family_for
+from halrp.model.size import Size
+from halrp.training.groups import Group
+from halrp.training.run import TaskRun
+
+NOT_USED = ("scales", "decompose", "importance", "initial")
+"""The fields of `Halrp` that say how a warmed-up network is decomposed, of which there is none here."""
+OFFERS = ("rows", "columns", "norms", "biases", "others", "components")
+"""The kinds of parts that a task may store besides its head."""
+
+
+@dataclass(frozen=True)
+class FromProbe(StartRule):
+    """Choose a start at the probe, with the memory of a delta's training, at the price of one pass over the data."""
+
+    head: Literal["probe", "random"] = "probe"
+    """Whether the head is fitted first, or drawn."""
+    parts: tuple[str, ...] = OFFERS
+    """What may be stored besides the head."""
+    precision: Precision = "int8"
+    """How scales, norms, biases and the head are stored, as differences to the base's; components have the method's."""
+    redundant: bool = False
+    """Whether row scales and biases are offered also where a norm with its own scale and shift follows."""
+    examples: int = 4096
+    """The most examples whose gradients are taken, in batches spread over one pass."""
+    components: int = 64
+    """The most components of a layer that are considered."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is not known, and numbers that leave nothing."""
+        object.__setattr__(self, "parts", tuple(self.parts))
+        for name in ("examples", "components"):
+            value = getattr(self, name)
+            if not (isinstance(value, int) and value >= 1):
+                raise SettingError(f"FromProbe({name}={value!r}) must be a whole number of at least 1")
+        unknown = [part for part in self.parts if part not in OFFERS]
+        if unknown:
+            raise SettingError(f"FromProbe(parts={self.parts!r}) has {unknown[0]!r}; choose from {', '.join(OFFERS)}")
+        choices = {"head": ("probe", "random"), "precision": codec.PRECISIONS}
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise SettingError(
+                    f"FromProbe({name}={getattr(self, name)!r}) is unknown; choose one of {', '.join(map(repr, known))}"
+                )
+
+    def check(self, method: Halrp) -> None:
+        """Refuse choices that would have no effect."""
+        if unused := other_than_default(method):
+            raise SettingError(
+                f"Halrp({', '.join(unused)}) with start={self!r}: a start at the probe decomposes no warmed-up "
+                "network and would not use it; leave it at its default, or give start=WarmUp()"
+            )
+
+    def least(self, base: Base, costs: Costs, classes: int, view: str) -> Least:
+        """The head."""
+        return Least(costs.parts(view, classes, self.precision), {})
+
+    def __call__(self, base: Base, method: Halrp, run: TaskRun, check: CommitCheck, costs: Costs) -> Starts:
+        """Return where fine-tuning starts, and what the task owns in any case: its head."""
+        net = base.owning_copy(run.data.width, *run.seed_key)
+        fitted = self._fit_head(base, net, run)
+        head = {n: t for n, t in base.owned_tensors(net).items() if base.plan.role(n) == "head"}
+        weights, size = base.adapted_weights(), Size(base.parameter_count, base.size.bytes)
+        kernels = {n: p.kernel for n, p in base.plan.named("adapted").items()}
+        views = method.views(any(kernels.values()), validation=True)
+        wanted = self._wanted(base, net, method, size, run, {n: views if k else ("full",) for n, k in kernels.items()})
+        vectors, missing = offers.collect(net, wanted, run, self.examples)
+        parameters = dict(net.named_parameters())
+        check.gradients({n: parameters[n] for n in weights}, [parameters[n] for n in missing])
+        head_parts = {f"plain/{name}" for name in head}
+        small = {
+            key: self._small_options(vector, key, base, method)
+            for key, vector in vectors.items()
+            if key not in head_parts
+        }
+        precisions = dict.fromkeys(small, self.precision)
+        best: tuple[float, str, Start] | None = None
+        for view in views:
+            layers = {n: g.components(view if kernels[n] else "full") for n, g in wanted.weights.items()}
+            large = {n: options_of(components, weights[n], method) for n, components in layers.items()}
+            priced = costs.parts(view, run.data.width, self.precision, precisions, large)
+            allocation = method.allocate.allocate({**small, **large}, priced, size)
+            chosen = {*stored_parts((key for key in small if allocation.ranks.get(key)), allocation.dense)}
+            factors: dict[str, Factors] = {}
+            for name, weight in weights.items():
+                rank = allocation.ranks.get(name, 0)
+                if name in allocation.dense or not (rank or {f"r/{name}", f"s/{name}"} & chosen):
+                    continue
+                factors[name] = factors_along(layers[name].v[:, :rank], weight) if rank else identity_factors(weight)
+            start = Start(
+                factors,
+                {n: weights[n].clone() for n in allocation.dense},
+                {n: recovered_of(o, wanted.weights[n].importance, allocation.ranks.get(n)) for n, o in large.items()},
+                {n: o.scores for n, o in (large | small).items()},
+                parts=dict.fromkeys(sorted(chosen), self.precision)
+                | {f"plain/{n}": self.precision for n in sorted(head)},
+                small={key[6:]: parameters[key[6:]].detach().clone() for key in sorted(chosen) if key[:6] == "plain/"},
+                units=_units(layers, vectors, factors),
+                validation=None if fitted is None else fitted.validation,
+            )
+            worth = sum(
+                float(o.scores[: allocation.ranks.get(n, len(o.scores))].sum()) for n, o in {**small, **large}.items()
+            )
+            if best is None or worth > best[0]:
+                best = worth, view, start
+        assert best is not None
+        return Starts({best[1]: best[2]}, head)
+
+    # ---- the head -------------------------------------------------------------------------------------------------
+
+    def _fit_head(self, base: Base, net: nn.Module, run: TaskRun) -> probe.Probe | None:
+        """Fit the head of a network in place, or train it where its outputs are not the model's."""
+        path = base.plan.head
+        if not path or self.head == "random":
+            return None
+        net.eval()
+        train = probe.features(net, path, run.data.train, run.recipe.batch, run.seed_key)
+        if train is None:
+            self._train_head(base, net, run)
+            return None
+        val = None if run.data.val is None else probe.features(net, path, run.data.val, run.recipe.batch, run.seed_key)
+        head = net.get_submodule(path)
+        fitted = probe.fit(head, run.data.objective, train, val, from_zero=base.plan.output == path)
+        fitted_values = dict(fitted.head.named_parameters())
+        with torch.no_grad():
+            for name, parameter in head.named_parameters():
+                parameter.copy_(fitted_values[name])
+        return fitted
+
+    def _train_head(self, base: Base, net: nn.Module, run: TaskRun) -> None:
+        """Train the head through the network: one epoch, over frozen features that are computed every time."""
+        head = [p for n, p in net.named_parameters() if base.plan.role(n) == "head"]
+        for parameter in net.parameters():
+            parameter.requires_grad_(False)
+        for parameter in head:
+            parameter.requires_grad_(True)
+        run.training("warm-up", net, [Group(head)], 1, early_stopping=False, frozen_statistics=True).run()
+
+    # ---- the other parts ------------------------------------------------------------------------------------------
+
+    def _wanted(
+        self,
+        base: Base,
+        net: nn.Module,
+        method: Halrp,
+        size: Size,
+        run: TaskRun,
+        views: Mapping[str, tuple[str, ...]],
+    ) -> offers.Wanted:
+        holders = dict(net.named_modules())
+        adapted = base.adapted_weights()
+        tables = {n for n in adapted if family_for(holders[n.rpartition(".")[0]]).reads_few_rows}
+        covered = frozenset() if self.redundant else offers.followed_by_norm(net, run)
+        rows = {n for n in adapted if n not in tables and n.rpartition(".")[0] not in covered}
+        kinds = {"norm": "norms", "bias": "biases"}
+        vectors = {
+            n
+            for n, p in base.plan.named("owned").items()
+            if p.role != "head"
+            and kinds.get(p.role, "others") in self.parts
+            and not (p.role == "bias" and n.rpartition(".")[0] in covered)
+        }
+        weights = {
+            n: new_gradient(n, weight, views[n], self.components, method, size, run.seed_key)
+            for n, weight in adapted.items()
+            if "components" in self.parts and n not in tables
+        }
+        return offers.Wanted(
+            weights,
+            frozenset(rows if "rows" in self.parts else ()),
+            frozenset(adapted if "columns" in self.parts else ()),
+            frozenset(vectors | {n for n, p in base.plan.named("owned").items() if p.role == "head"}),
+        )
+
+    def _small_options(self, vector: offers.VectorGradient, key: str, base: Base, method: Halrp) -> LayerOptions:
+        """A part that is stored or not: like a weight that has one component."""
+        element = base.tensors[key.partition("/")[2]].element_size()
+        size = Size(math.prod(vector.shape), part_bytes(vector.shape, self.precision, element))
+        return LayerOptions(
+            vector.score.reshape(1),
+            component=method.allocate.price(size),
+            scales=0,
+            weight=0,
+            rest=torch.zeros(()),
+            may_be_dense=False,
+        )
+
+
+def _units(
+    layers: Mapping[str, Components], vectors: Mapping[str, offers.VectorGradient], factors: Mapping[str, Factors]
+) -> dict[str, float]:
+    """By part, the step of its entries after which the loss has changed by about one, if all of them take it.
+
+    Rows q have no gradient as long as p is zero; their unit is such that they turn as fast as p grows.
+    """
+    units = {key: vector.rate for key, vector in vectors.items()}
+    for name, part in factors.items():
+        if part.rank:
+            length = part.q.shape[1] ** 0.25
+            units[f"p/{name}"] = layers[name].rate / (length * math.sqrt(part.rank))
+            units[f"q/{name}"] = length / math.sqrt(part.q.shape[1])
+    return units
+
+
+def other_than_default(method: Halrp) -> list[str]:
+    """The choices of a method that a start at the probe would not use, as text; those at their defaults are none."""
+    defaults = {field.name: field.default for field in fields(method) if field.default is not MISSING}
+    return [f"{name}={getattr(method, name)!r}" for name in NOT_USED if getattr(method, name) != defaults[name]]

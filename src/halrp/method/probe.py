@@ -1,0 +1,190 @@
+"""A probe: the head of a task, fitted on the features of the frozen base.
+
+The features are what the head gets, computed once. On them the head is fitted by L-BFGS with the penalty
+
+    c · m / 2 · ‖W‖²,     m = mean square of the features,
+
+on its matrices. m makes c free of the features' unit. Of a path of values for c, from strong to weak, the one with the
+lowest loss on validation data is taken, or the lowest mean loss over folds of the training data if there are none.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from halrp import seeding
+from halrp.errors import DivergedError
+from halrp.objectives import Objective
+from halrp.training.batches import Data
+from halrp.training.stopping import Validation
+
+PENALTIES = tuple(10 ** (-k / 2) for k in range(-1, 10))
+"""Values of c, from strong to weak."""
+FOLDS = 5
+ITERATIONS = 60
+"""Of L-BFGS for each value of c; each starts where the one before it ended."""
+MOST_BYTES = 2**27
+"""Of features that are held in memory; of more, examples spread evenly over the data."""
+WAIT = 2
+"""Values of c without a lower loss after which weaker ones are not tried."""
+
+
+class Features(NamedTuple):
+    """What a head gets for some examples (N, ...), and their targets."""
+
+    x: Tensor
+    y: Tensor
+
+    def rows(self, chosen: Tensor) -> Features:
+        """Some of the examples."""
+        return Features(self.x[chosen], self.y[chosen])
+
+
+class Probe(NamedTuple):
+    """A fitted head."""
+
+    head: nn.Module
+    penalty: float
+    """The chosen value of c."""
+    validation: Validation | None
+    """Loss and score on the validation data."""
+
+
+def features(
+    net: nn.Module, path: str, data: Data, batch: int, seed_key: Sequence[object], most: int = MOST_BYTES
+) -> Features | None:
+    """What the head at `path` gets for a task's examples, or None if outputs are not those of one call of the head."""
+    head, device = net.get_submodule(path), next(net.parameters()).device
+    inputs, targets = [], []
+    with torch.no_grad(), seeding.isolated(*seed_key, "features", device=device), _Calls(head) as calls:
+        for x, y in data.batches(batch, None):
+            outputs = data.call(net, x)
+            taken = calls.take(outputs)
+            if taken is None:
+                return None
+            inputs.append(taken)
+            targets.append(y)
+    x, y = torch.cat(inputs), torch.cat(targets)
+    size = x[0].numel() * x.element_size()
+    wanted = max(1, min(len(y), most // size))
+    if wanted < len(y):
+        chosen = torch.arange(wanted, device=x.device) * len(y) // wanted
+        x, y = x[chosen], y[chosen]
+    return Features(x, y)
+
+
+class _Calls:
+    """Watches the calls of a head while a network computes outputs."""
+
+    def __init__(self, head: nn.Module) -> None:
+        self._head, self._calls = head, list[tuple[tuple[object, ...], dict[str, object], object]]()
+
+    def __enter__(self) -> _Calls:
+        def hook(_: nn.Module, args: tuple[object, ...], named: dict[str, object], given: object) -> None:
+            self._calls.append((args, named, given))
+
+        self._handle = self._head.register_forward_hook(hook, with_kwargs=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handle.remove()
+
+    def take(self, outputs: Tensor) -> Tensor | None:
+        """The input of the one call whose result the outputs are; None if there is no such call."""
+        calls, self._calls[:] = list(self._calls), []
+        if len(calls) != 1:
+            return None
+        ((args, named, given),) = calls
+        if len(args) != 1 or named or not isinstance(args[0], Tensor) or not isinstance(given, Tensor):
+            return None
+        same = given is outputs or (given.shape == outputs.shape and torch.equal(given, outputs))
+        rows_first = args[0].dim() > 1 and args[0].shape[0] == outputs.shape[0]
+        return args[0].detach().clone() if same and rows_first else None
+
+
+def fit(head: nn.Module, objective: Objective, train: Features, val: Features | None, *, from_zero: bool) -> Probe:
+    """Fit a head; `from_zero` starts it there, which suits a single layer, and otherwise it starts as it is."""
+    unit = float(train.x.float().square().mean()) or 1.0
+    start = copy.deepcopy(head).requires_grad_(True)
+    if from_zero:
+        with torch.no_grad():
+            for parameter in start.parameters():
+                parameter.zero_()
+    if val is None:
+        best = _by_folds(start, objective, train, unit)
+        fitted = None
+        for c, path_head in _path(start, objective, train, unit):
+            fitted = path_head
+            if c <= best:
+                break
+        assert fitted is not None
+        return Probe(_checked(fitted), best, None)
+    chosen: Probe | None = None
+    waited = 0
+    for c, path_head in _path(start, objective, train, unit):
+        validation = measured(path_head, objective, val)
+        if chosen is None or chosen.validation is None or validation.loss < chosen.validation.loss:
+            chosen, waited = Probe(copy.deepcopy(path_head), c, validation), 0
+        else:
+            waited += 1
+            if waited >= WAIT:
+                break
+    assert chosen is not None
+    return Probe(_checked(chosen.head), chosen.penalty, chosen.validation)
+
+
+@torch.no_grad()
+def measured(head: nn.Module, objective: Objective, data: Features) -> Validation:
+    """Mean loss and score of a head on features."""
+    outputs = head(data.x)
+    return Validation(float(objective.loss(outputs, data.y)), float(objective.score(outputs, data.y)))
+
+
+def _by_folds(start: nn.Module, objective: Objective, train: Features, unit: float) -> float:
+    """The value of c with the lowest mean loss over folds; every fold is the held-out part of the others once."""
+    count = min(FOLDS, len(train.y))
+    if count < 2:
+        return PENALTIES[0]
+    folds = torch.arange(len(train.y), device=train.y.device) % count
+    losses = torch.zeros(len(PENALTIES))
+    for fold in range(count):
+        inside = train.rows(folds != fold)
+        outside = train.rows(folds == fold)
+        for number, (_, head) in enumerate(_path(start, objective, inside, unit)):
+            losses[number] += measured(head, objective, outside).loss * len(outside.y)
+    return PENALTIES[int(losses.argmin())]
+
+
+def _path(start: nn.Module, objective: Objective, data: Features, unit: float) -> Iterator[tuple[float, nn.Module]]:
+    """Heads fitted with each value of c, each from the one before; the same module every time."""
+    head = copy.deepcopy(start)
+    matrices = [parameter for parameter in head.parameters() if parameter.dim() > 1]
+    for c in PENALTIES:
+        optimiser = torch.optim.LBFGS(
+            head.parameters(), max_iter=ITERATIONS, history_size=10, line_search_fn="strong_wolfe"
+        )
+
+        def closure(c: float = c, optimiser: torch.optim.Optimizer = optimiser) -> Tensor:
+            optimiser.zero_grad()
+            loss = objective.loss(head(data.x), data.y)
+            for matrix in matrices:
+                loss = loss + 0.5 * c * unit * matrix.square().sum()
+            loss.backward()
+            return loss
+
+        with torch.enable_grad():
+            optimiser.step(closure)
+        yield c, head
+
+
+def _checked(head: nn.Module) -> nn.Module:
+    if not all(bool(parameter.isfinite().all()) for parameter in head.parameters()):
+        raise DivergedError("fitting the head on the base's features diverged; check the scale of the inputs")
+    for parameter in head.parameters():
+        parameter.grad = None
+    return head
