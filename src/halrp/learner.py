@@ -40,6 +40,7 @@ from halrp.serve.checks import check_predict, naming_inputs
 from halrp.store.signing import AnyKey
 from halrp.store.store import Store
 from halrp.task_setup import TaskArguments, TaskSetup, check_epochs
+from halrp.training import auto
 from halrp.training.bar import Show, notifier
 from halrp.training.batches import Augment
 from halrp.training.distributed import Processes, agreed
@@ -79,10 +80,10 @@ class Learner(Managed):
         again for every task. A module instead of a name is put on top of the model's outputs and gets the width of each
         task. `head=False` keeps the model's outputs for every task.
 
-        `method` defaults to `Halrp.budget()`. `progress` is a callback, "bar", or None; by default a bar if there is a
-        terminal. With `store`, a folder, every task is committed there when it is learned, tasks already there are
-        loaded, and one that was interrupted resumes at its last checkpoint. `skip_damaged` leaves tasks of the store
-        out that cannot be read, with a warning; `damaged` names them.
+        `method` defaults to `Halrp.budget()`, `recipe` to `Recipe.auto()`. `progress` is a callback, "bar", or None; by
+        default a bar if there is a terminal. With `store`, a folder, every task is committed there when it is learned,
+        tasks already there are loaded, and one that was interrupted resumes at its last checkpoint. `skip_damaged`
+        leaves tasks of the store out that cannot be read, with a warning; `damaged` names them.
 
         Batches reach the model as `model(x)`, `model(*x)` or `model(**x)`, after `transform(x)` if there is one. Its
         outputs are a tensor, what is called `logits` in what it gives, or what `output` picks: a key or attribute, a
@@ -94,7 +95,7 @@ class Learner(Managed):
         if base not in ("first", "given"):
             raise SettingError(f"Learner(base={base!r}) is unknown; choose 'first' or 'given'")
         self._method: Halrp | SettingError = Halrp.budget() if method is None else method
-        self._recipe: Recipe | SettingError = Recipe() if recipe is None else recipe
+        self._recipe: Recipe | SettingError = Recipe.auto() if recipe is None else recipe
         self.seed, self.distributed = seed, distributed
         notifier(progress)  # refuses what is none
         self.progress = progress
@@ -180,7 +181,7 @@ class Learner(Managed):
             with agreed(self._processes(), str(name)):
                 self._committed.check_name(name, replace)
                 self._committed.check_store()
-            setup, device = self._setup(self._committed.version(name) if replace else 0), self.device
+            setup, device = self._setup(train, self._committed.version(name) if replace else 0), self.device
             with setup.ending(name), torch.enable_grad(), seeding.isolated(*setup.seed_key(name), device=device):
                 run = setup.prepare(TaskArguments(name, train, val, classes, class_names, augment, data_key, objective))
                 return self._learn_delta(setup, run, replace) if setup.is_base else self._learn_base(setup, run)
@@ -230,8 +231,8 @@ class Learner(Managed):
         weights = {n: parameter for n, parameter in net.named_parameters() if n in adapted}
         others = [p for n, p in net.named_parameters() if n not in adapted and p.requires_grad]
         groups = [Group(list(weights.values()), l2=self.method.base_l2), Group(others)]
-        groups = by_kind(groups, by_role(plan, net.named_parameters()), self.recipe)
-        training = run.training("base", net, groups, self.recipe.epochs).run(1)
+        groups = by_kind(groups, by_role(plan, net.named_parameters()), run.recipe)
+        training = run.training("base", net, groups, run.recipe.epochs).run(1)
         check.gradients(weights, training.without_gradient)
         training.run()
         check.base(initial, net)
@@ -252,7 +253,7 @@ class Learner(Managed):
         tuned = fine_tune(base, method, starts, owned, run)
         # Check, compress and commit.
         check.delta(base, tuned.net, tuned.factors, tuned.owned)
-        delta = packed(setup.description(run, tuned.view), base, method, tuned)
+        delta = packed(setup.description(run, tuned.view), base, method, tuned, run)
         late = sorted(tuned.owned.keys() - owned.keys() - tuned.start.dense.keys() - tuned.start.small.keys())
         method.allocate.check(Size(delta.parameters, delta.bytes), base_size, late)
         tasks = self._compressed({**self.tasks, name: delta}, name, base.parameter_count)
@@ -354,12 +355,14 @@ class Learner(Managed):
 
     # ---- helpers of the steps above ------------------------------------------------------------------------------
 
-    def _setup(self, version: int = 0) -> TaskSetup:
+    def _setup(self, train: Source, version: int = 0) -> TaskSetup:
+        """The settings of a task with these training data."""
         committed = self._committed
         is_base = committed.base is not None
+        recipe = auto.chosen(self.recipe, train, is_base and not committed.ready.counts_head)
         processes = self._processes()
         progress = notifier(self.progress) if processes is None or processes.writes else None
-        settings = (self.method, self.recipe, self.seed)
+        settings = (self.method, recipe, self.seed)
         return TaskSetup(*settings, committed.body, is_base, progress, committed.store, version, processes)
 
     def _processes(self) -> Processes | None:

@@ -111,7 +111,7 @@ def recalled_settings(
     Settings that cannot be recalled are the error that says why.
     """
     if provenance is None:
-        return method or Halrp.budget(), recipe or Recipe(), seed or 0
+        return method or Halrp.budget(), recipe or Recipe.auto(), seed or 0
     if seed is None:
         seed = provenance["seed"] if is_whole(provenance.get("seed")) else 0
     return (

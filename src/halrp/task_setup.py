@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 from halrp._version import __version__
 from halrp.errors import CheckpointWarning, SettingError, TaskError
 from halrp.identity import UnidentifiedError, identity
+from halrp.method import outcome
 from halrp.method.method import CHOICES, Halrp
 from halrp.method.protocols import Allocator, EarlyCheck
 from halrp.method.start_choice import start_of
@@ -207,8 +208,13 @@ class TaskSetup:
             view=view,
             precision=method.precision if view else "float32",
             autocast=None if autocast is None else str(autocast).removeprefix("torch."),
-            provenance=self.provenance(run.data) | {"method": method_settings(method)},
+            provenance=self.provenance(run.data) | {"method": method_settings(method)} | self._outcome(run, view),
         )
+
+    def _outcome(self, run: TaskRun, view: str) -> dict[str, str]:
+        """Room for what a task gains over its start, where that is measured."""
+        reports = view and run.data.val is not None and start_of(self.method, self.body).reports
+        return {outcome.KEY: outcome.BLANK} if reports else {}
 
     def provenance(self, data: TaskData) -> dict[str, Any]:
         """How a task is learned."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -45,7 +46,9 @@ class FineTuned(NamedTuple):
     best_epoch: int = -1
     """The epoch that it is left at; 0 is the start."""
     validation: Validation | None = None
-    """Loss and score on the validation data, if they were measured."""
+    """Loss and score of the start on the validation data, if it counts."""
+    head: Mapping[str, Tensor] = MappingProxyType({})
+    """The head at the start."""
 
 
 def fine_tune(
@@ -59,7 +62,7 @@ def fine_tune(
     variant, training = variants[best], trainings[best]
     del variants, trainings  # the other's network and moments need not stay in memory
     training.run()
-    return _result(base, variant, training)
+    return _result(base, variant, training, owned)
 
 
 def _training(base: Base, method: Halrp, variant: FineTuning, run: TaskRun) -> Training:
@@ -150,12 +153,12 @@ def _lowest_validation_loss(trainings: Sequence[Training], trial: float, val: Da
     return best
 
 
-def _result(base: Base, variant: FineTuning, training: Training) -> FineTuned:
+def _result(base: Base, variant: FineTuning, training: Training, head: Mapping[str, Tensor]) -> FineTuned:
     owned = {n: t.detach() for n, t in variant.owned.items() if isinstance(t, nn.Parameter)}
     factors = {n: f.map(lambda tensor: tensor.detach()) for n, f in variant.factors.items()}
     owned |= base.changed_buffers(variant.net)
-    outcome = training.best_epoch, training.best_validation
-    return FineTuned(variant.view, variant.start, factors, owned, variant.net, *outcome)
+    outcome = training.best_epoch, training.start_validation
+    return FineTuned(variant.view, variant.start, factors, owned, variant.net, *outcome, head)
 
 
 def _parameters(tensors: Iterable[Tensor]) -> list[nn.Parameter]:

@@ -78,6 +78,11 @@ class FromProbe(StartRule):
                     f"FromProbe({name}={getattr(self, name)!r}) is unknown; choose one of {', '.join(map(repr, known))}"
                 )
 
+    @property
+    def reports(self) -> bool:
+        """The probe is a solution of its own."""
+        return True
+
     def check(self, method: Halrp) -> None:
         """Refuse choices that would have no effect."""
         if unused := other_than_default(method):
@@ -93,7 +98,7 @@ class FromProbe(StartRule):
     def __call__(self, base: Base, method: Halrp, run: TaskRun, check: CommitCheck, costs: Costs) -> Starts:
         """Return where fine-tuning starts, and what the task owns in any case: its head."""
         net = base.owning_copy(run.data.width, *run.seed_key)
-        fitted = self._fit_head(base, net, run)
+        self._fit_head(base, net, run)
         head = {n: t for n, t in base.owned_tensors(net).items() if base.plan.role(n) == "head"}
         weights, size = base.adapted_weights(), Size(base.parameter_count, base.size.bytes)
         kernels = {n: p.kernel for n, p in base.plan.named("adapted").items()}
@@ -131,7 +136,6 @@ class FromProbe(StartRule):
                 | {f"plain/{n}": self.precision for n in sorted(head)},
                 small={key[6:]: parameters[key[6:]].detach().clone() for key in sorted(chosen) if key[:6] == "plain/"},
                 units=_units(layers, vectors, factors),
-                validation=None if fitted is None else fitted.validation,
             )
             worth = sum(
                 float(o.scores[: allocation.ranks.get(n, len(o.scores))].sum()) for n, o in {**small, **large}.items()

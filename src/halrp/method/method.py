@@ -186,6 +186,11 @@ class Halrp:
 class StartRule(Protocol):
     """Finds where the fine-tuning of a task starts: the first half of Algorithm 1."""
 
+    @property
+    def reports(self) -> bool:
+        """Whether fine-tuning starts at a solution of its own, so that a task is compared with it."""
+        return False
+
     def check(self, method: Halrp, /) -> None:
         """Raise `SettingError` if the method has choices that this start cannot follow."""
         return

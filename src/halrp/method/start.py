@@ -17,7 +17,6 @@ from halrp.model.delta import Recovered
 from halrp.model.factors import Factors
 from halrp.model.plan import trained_buffers
 from halrp.model.size import Size
-from halrp.training.stopping import Validation
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +36,6 @@ class Start:
     """The tensors that the task owns besides those that it owns in any case."""
     units: Mapping[str, float] = field(default_factory=dict)
     """By part, the step of its entries after which the loss has changed by about one, if all of them take it."""
-    validation: Validation | None = None
-    """Loss and score of the start on the validation data, where they are known."""
 
 
 class Starts(NamedTuple):

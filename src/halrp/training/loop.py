@@ -172,9 +172,9 @@ class Training:
         return self.epoch if self._stopping is None or self._stopping.best is None else self._stopping.best.epoch
 
     @property
-    def best_validation(self) -> Validation | None:
-        """Loss and score on the validation data at that epoch, if they were measured."""
-        return None if self._stopping is None or self._stopping.best is None else self._stopping.best.validation
+    def start_validation(self) -> Validation | None:
+        """Loss and score on the validation data before the first epoch, if that counts."""
+        return None if self._stopping is None else self._stopping.start
 
     @property
     def is_over(self) -> bool:
@@ -386,7 +386,7 @@ class Training:
             check_tensors(saved_buffers, buffers)
             restore = self._updates.fitting(updated, facts, position.step)
             if self._stopping is not None:
-                self._stopping.best = stopping.fitting(best, facts, evaluated, position.epoch)
+                self._stopping.resume(best, facts, evaluated, position.epoch)
             elif best:
                 raise UnfitError(f"it has {min(best)}")
         except UnfitError as error:

@@ -37,11 +37,14 @@ class EarlyStopping:
         """Begin without an epoch."""
         self.patience = patience
         self.best: Best | None = None
+        self.start: Validation | None = None
+        """Loss and score before the first epoch, if that counts."""
 
     def update(self, epoch: int, validation: Validation, tensors: Mapping[str, Tensor]) -> None:
         """Compare an epoch with the best: a higher score is better, and so is a lower loss on equal scores."""
         best = self.best
-        if best is None or _order(validation) > _order(best.validation):
+        self.start = validation if epoch == 0 else self.start
+        if best is None or is_better(validation, best.validation):
             self.best = Best(epoch, validation, {name: tensor.detach().clone() for name, tensor in tensors.items()})
 
     def is_over(self, epoch: int) -> bool:
@@ -61,7 +64,19 @@ class EarlyStopping:
 
     def facts(self) -> dict[str, Any]:
         """The best epoch, as JSON values."""
-        return {} if self.best is None else {"best": [self.best.epoch, *self.best.validation]}
+        start = {} if self.start is None else {"start": [*self.start]}
+        return {} if self.best is None else {"best": [self.best.epoch, *self.best.validation]} | start
+
+    def resume(
+        self, saved: Mapping[str, Tensor], facts: Mapping[str, Any], present: Mapping[str, Tensor], epoch: int
+    ) -> None:
+        """Take the saved best epoch out of `epoch`, or raise `UnfitError`; `saved` are its tensors in a checkpoint."""
+        self.best = fitting(saved, facts, present, epoch)
+        start: Any = facts.get("start")
+        if start is not None:
+            if not (isinstance(start, list) and len(start) == 2 and all(map(is_number, start))):
+                raise UnfitError(f"its start is {start!r}")
+            self.start = Validation(*start)
 
 
 def fitting(
@@ -77,6 +92,11 @@ def fitting(
     tensors = {name.removeprefix(PREFIX): tensor for name, tensor in saved.items()}
     check_tensors(tensors, present)
     return Best(best[0], Validation(*best[1:]), {n: t.to(present[n].device) for n, t in tensors.items()})
+
+
+def is_better(one: Validation, other: Validation) -> bool:
+    """Whether a score is higher, or equal with a lower loss."""
+    return _order(one) > _order(other)
 
 
 def _order(validation: Validation) -> tuple[float, float]:
