@@ -33,10 +33,6 @@ class Outcome(NamedTuple):
         return f"probe {start:.1f} → delta {end:.1f} on validation, best epoch {self.epoch}"
 
 
-BLANK = Outcome(Validation(0.0, 0.0), Validation(0.0, 0.0), 0).text()
-"""The text before the outcome is known."""
-
-
 def outcome_of(provenance: Mapping[str, Any]) -> Outcome | None:
     """The outcome that a task's provenance reports, or None if it reports none that can be read."""
     try:
@@ -51,3 +47,7 @@ def _fixed(number: float) -> str:
     """A number as eleven characters."""
     bounded = min(max(number, -9e98), 9e98) if math.isfinite(number) else 9e98
     return f"{0.0 if abs(bounded) < 1e-98 else bounded:+.4e}"
+
+
+BLANK = Outcome(Validation(0.0, 0.0), Validation(0.0, 0.0), 0).text()
+"""The text before the outcome is known."""

@@ -109,7 +109,7 @@ class Training:
         `validate` measures the module on validation data. `stop` is shared by all stages that end when one is stopped.
         `processes` train together, each on its part of the data. With `frozen_statistics`, norm layers normalise by the
         running statistics that they have, in training too. With `keep_best` the module is left as it was when its
-        validation score was best, which may be before the first epoch.
+        validation score was best: before the first epoch, after the last, or with patience after any.
         """
         hooks = Hooks() if hooks is None else hooks
         if hooks.augment is not None and not callable(hooks.augment):
@@ -185,8 +185,7 @@ class Training:
     def run(self, until: int | None = None) -> Training:
         """Train to the end of epoch `until` (default: all epochs); the module is left in evaluation mode."""
         until = self.epochs if until is None else min(until, self.epochs)
-        if self._starts_at_best and self._stopping is not None and self._stopping.best is None:
-            self._validation()
+        self._compare_start()
         self._train_mode()
         try:
             again = self.recipe.checkpoint_activations
@@ -204,6 +203,7 @@ class Training:
             self._evaluation_mode()
             self._updates.clear_gradients()
         if self._stopping is not None and self.is_over:
+            self._compare_end()
             self._stopping.restore(self._evaluated())
         if not all(bool(parameter.isfinite().all()) for parameter in self._updates.parameters):
             raise DivergedError(
@@ -293,20 +293,34 @@ class Training:
 
     def _is_validated(self) -> bool:
         """Whether somebody wants to know loss and score on the validation data after every epoch."""
-        wanted = bool(self._stopping or getattr(self._notify, "validates", False))
+        wanted = bool(self.recipe.patience is not None or getattr(self._notify, "validates", False))
         return wanted if self._processes is None else bool(self._processes.first(wanted))
 
     def _validation(self) -> Validation | None:
         """Loss and score on the validation data, where somebody wants to know them."""
         if self._validate is None or not self._validates:
             return None
-        self._evaluation_mode()
-        with seeding.isolated(*self.stage.seed_key, "validation", device=self._device):  # a loader may draw its order
-            validation = Validation(*self._validate(self.module))
-        if self._stopping is not None:
+        validation = self._measured()
+        if self._stopping is not None and self.recipe.patience is not None:
             self._stopping.update(self.epoch, validation, self._evaluated())
         self._train_mode()
         return validation
+
+    def _compare_start(self) -> None:
+        """Measure the start on the validation data, if the module is left there unless training makes it better."""
+        if self._starts_at_best and self._stopping is not None and self._stopping.best is None:
+            self._stopping.update(0, self._measured(), self._evaluated())
+
+    def _compare_end(self) -> None:
+        """Measure the end of training, if it is compared with the start alone."""
+        if self._starts_at_best and self._stopping is not None and self.recipe.patience is None and self.epoch:
+            self._stopping.update(self.epoch, self._measured(), self._evaluated())
+
+    def _measured(self) -> Validation:
+        assert self._validate is not None
+        self._evaluation_mode()
+        with seeding.isolated(*self.stage.seed_key, "validation", device=self._device):  # a loader may draw its order
+            return Validation(*self._validate(self.module))
 
     def _report(self, step: int, loss: float | None, seconds: float, validation: Validation | None = None) -> None:
         if self._notify is not None:
