@@ -6,7 +6,8 @@ pretrained, a task starts at the probe and needs small steps, and few examples n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -15,6 +16,10 @@ from torch.utils.data import DataLoader
 
 from halrp.training.prepare import Source
 from halrp.training.recipe import AUTOMATIC, Recipe
+
+SOME = 1000
+"""Examples that are assumed where nothing tells their number."""
+LEAST_STEPS = 100
 
 
 class Choice(NamedTuple):
@@ -26,13 +31,15 @@ class Choice(NamedTuple):
 
 def examples_in(source: Source) -> int | None:
     """The number of training examples in what a user passes, as far as that is known without reading it."""
-    if isinstance(source, DataLoader):
-        source = source.dataset
-    if isinstance(source, Mapping):
-        source = next(iter(source.values()), ())
-    if isinstance(source, (tuple, list)) and len(source) == 2 and isinstance(source[1], Tensor):
-        return len(source[1]) if source[1].dim() else None
-    return len(source) if isinstance(source, Sequence) or hasattr(source, "__len__") else None
+    data: Any = source.dataset if isinstance(source, DataLoader) else source
+    if isinstance(data, Mapping):
+        data = next(iter(data.values()), None)
+    elif isinstance(data, (tuple, list)) and len(data) == 2 and isinstance(data[1], Tensor):
+        data = data[1]
+    try:
+        return len(data)
+    except TypeError:
+        return None
 
 
 def choices(examples: int | None, given: bool) -> dict[str, Choice]:
@@ -40,8 +47,18 @@ def choices(examples: int | None, given: bool) -> dict[str, Choice]:
     if not given:
         why = "on a base that the first task trained: as the paper"
         return {name: Choice(getattr(Recipe(), name), why) for name in AUTOMATIC}
-    count = 1000 if examples is None else examples
-    return {"epochs": Choice(8, f"{count} examples")}
+    count = SOME if examples is None else max(1, examples)
+    known = f"{count} training examples" if examples is not None else "a number of examples that nothing tells"
+    batch = min(64, max(4, 2 ** round(math.log2(max(1, count / 10)))))
+    epochs = min(30, max(8, math.ceil(LEAST_STEPS * batch / count)))
+    return {
+        "epochs": Choice(epochs, f"{known}: at least {LEAST_STEPS} steps, and 8 to 30 passes"),
+        "batch": Choice(batch, f"{known}: about ten steps a pass, of 4 to 64 examples"),
+        "lr": Choice(1e-3, "on a given base: a step of any part changes the loss by about lr²"),
+        "schedule": Choice("cosine", "on a given base: the last epoch is the best one nearly always"),
+        "rate_warm_up": Choice(0.1, "on a given base: Adam's first steps are as long as its later ones"),
+        "balanced_steps": Choice(True, "on a given base: parts differ in curvature by orders of magnitude"),
+    }
 
 
 def chosen(recipe: Recipe, source: Source, given: bool) -> Recipe:

@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -25,11 +25,10 @@ from halrp import seeding
 from halrp.errors import CheckpointWarning, DivergedError, SettingError
 from halrp.model.batch import Batch
 from halrp.model.layers.norm import freeze_statistics
-from halrp.objectives import classification
 from halrp.training import stopping
 from halrp.training.activations import recomputed_activations, refuse_activations
 from halrp.training.augmented import refuse_unlike
-from halrp.training.batches import Augment, Data, InMemory, Loaded, loss_of
+from halrp.training.batches import Data, InMemory, Loaded, loss_of
 from halrp.training.checkpoint import SMALL, Checkpoints
 from halrp.training.compiled import Compiled
 from halrp.training.distributed import GradientAverage, Processes
@@ -41,45 +40,11 @@ from halrp.training.recipe import Recipe, autocast
 from halrp.training.requirements import refuse_no_validation, refuse_unbalanced
 from halrp.training.saved_state import UnfitError, check_tensors, position_of
 from halrp.training.shared_data import SharedDataset, exactly
+from halrp.training.stage import Hooks, Loss, Stage, supervised_loss
 from halrp.training.stopping import EarlyStopping, Validation
 from halrp.training.updates import Rate, Updates
 
 __all__ = ["Group", "Hooks", "Stage", "Training", "supervised_loss"]
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A stage of a task's learning: the base, warm-up or fine-tuning."""
-
-    epochs: int
-    seed_key: tuple[object, ...]
-    """What every random draw is a function of, together with the number of the epoch."""
-    task: str = ""
-    """The task's name in progress reports and errors."""
-    name: str = ""
-    """The stage's name in progress reports, errors and checkpoints."""
-
-
-Loss = Callable[[nn.Module, Batch, Tensor], Tensor]
-
-
-def supervised_loss(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Mean cross-entropy of a module's outputs."""
-    return classification.loss(module(x), y)
-
-
-@dataclass(frozen=True)
-class Hooks:
-    """What a caller may change in a training. A hook that has a state must restore it itself after an interruption."""
-
-    loss: Loss | None = None
-    """`loss(module, x, y)`, a scalar tensor to minimise, a mean over examples; by default that of the objective."""
-    augment: Augment | None = None
-    """Changes the inputs of every batch."""
-    after_backward: Callable[[], None] | None = None
-    """May change the gradients before a step; they include the l1 penalty, and not yet the optimiser's l2."""
-    after_step: Callable[[], None] | None = None
-    """May change the parameters in place after a step."""
 
 
 class Training:
