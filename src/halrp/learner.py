@@ -19,7 +19,7 @@ from halrp import parallel, seeding
 from halrp.committed import Committed
 from halrp.errors import HeadError, SettingError, WrongBaseError
 from halrp.managed import Managed
-from halrp.method.fine_tune import fine_tune
+from halrp.method.fine_tune import fine_tune, is_clearly_worse
 from halrp.method.method import Halrp
 from halrp.method.pack import packed
 from halrp.method.start_choice import start_of
@@ -247,10 +247,15 @@ class Learner(Managed):
         base, method, name = setup.body, setup.method, run.task
         check = self._check(setup, run)
         # Warm up, decompose and allocate: where fine-tuning starts. The network of the warm-up is gone afterwards.
-        starts, owned = start_of(method, base)(base, method, run, check, setup.costs(run))
+        start, costs, trains = start_of(method, base), setup.costs(run), True
+        if (rehearsal := start.rehearsal(run)) is not None:
+            first = fine_tune(base, method, *start(base, method, rehearsal, check, costs), rehearsal)
+            trains = not is_clearly_worse(first, rehearsal)
+            del first
+        starts, owned = start(base, method, run, check, costs)
         base_size = Size(base.parameter_count, base.size.bytes)
         # Fine-tune what the task owns.
-        tuned = fine_tune(base, method, starts, owned, run)
+        tuned = fine_tune(base, method, starts, owned, run, trains)
         # Check, compress and commit.
         check.delta(base, tuned.net, tuned.factors, tuned.owned)
         delta = packed(setup.description(run, tuned.view), base, method, tuned, run)

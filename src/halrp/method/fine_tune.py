@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -45,23 +46,34 @@ class FineTuned(NamedTuple):
     """The network that was fine-tuned."""
     best_epoch: int = -1
     """The epoch that it is left at; 0 is the start."""
-    validation: Validation | None = None
+    at_start: Validation | None = None
     """Loss and score of the start on the validation data, if it counts."""
+    at_end: Validation | None = None
+    """The same at the end of training, even if the start is better."""
     head: Mapping[str, Tensor] = MappingProxyType({})
     """The head at the start."""
 
 
 def fine_tune(
-    base: Base, method: Halrp, starts: Mapping[str, Start], owned: Mapping[str, Tensor], run: TaskRun
+    base: Base,
+    method: Halrp,
+    starts: Mapping[str, Start],
+    owned: Mapping[str, Tensor],
+    run: TaskRun,
+    trains: bool = True,
 ) -> FineTuned:
-    """Fine-tune from each view's start for a while, then to the end from the one with the lowest validation loss."""
+    """Fine-tune from each view's start for a while, then to the end from the one with the lowest validation loss.
+
+    Unless it `trains`, the network is left at its start.
+    """
     variants = [prepare(base, method, view, start, owned, run.data.width) for view, start in starts.items()]
     trainings = [_training(base, method, variant, run) for variant in variants]
     val = run.data.val
     best = 0 if val is None or len(variants) == 1 else _lowest_validation_loss(trainings, method.trial, val, run)
     variant, training = variants[best], trainings[best]
     del variants, trainings  # the other's network and moments need not stay in memory
-    training.run()
+    if trains:
+        training.run()
     return _result(base, variant, training, owned)
 
 
@@ -75,6 +87,13 @@ def _training(base: Base, method: Halrp, variant: FineTuning, run: TaskRun) -> T
     return run.training(
         f"fine-tune: {variant.view}", variant.net, groups, epochs, frozen_statistics=by_parts, keep_best=by_parts
     )
+
+
+def is_clearly_worse(tuned: FineTuned, run: TaskRun) -> bool:
+    """Whether training lowered the score on validation data by more than chance would on so few of them."""
+    if tuned.at_start is None or tuned.at_end is None or run.data.val is None:
+        return False
+    return tuned.at_end.score < tuned.at_start.score - 0.5 / math.sqrt(run.data.val.examples)
 
 
 def prepare(
@@ -133,12 +152,12 @@ def _units(variant: FineTuning) -> dict[nn.Parameter, float]:
 
 def _lowest_validation_loss(trainings: Sequence[Training], trial: float, val: Data, run: TaskRun) -> int:
     """Train each variant for a share `trial` of its epochs; the index of the best, saved for a run that resumes."""
-    saved = None if run.checkpoints is None else run.checkpoints.load("choice")
+    saved = None if run.checkpoints is None else run.checkpoints.load(f"{run.prefix}choice")
     if saved is not None and run.checkpoints is not None:
         choice: Any = saved[1].get("best")
         if is_whole(choice, 0, len(trainings)):
             return int(choice)
-        run.checkpoints.reject("choice", f"its choice is {choice!r} of {len(trainings)} views")
+        run.checkpoints.reject(f"{run.prefix}choice", f"its choice is {choice!r} of {len(trainings)} views")
     epochs, recipe = max(1, round(trial * trainings[0].epochs)), run.recipe
     losses = []
     for training in trainings:
@@ -149,7 +168,7 @@ def _lowest_validation_loss(trainings: Sequence[Training], trial: float, val: Da
             losses.append(evaluate(module, val, recipe.batch, recipe.autocast, run.processes)[0])
     best = losses.index(min(losses))
     if run.checkpoints is not None:
-        run.checkpoints.save("choice", {}, {"best": best})
+        run.checkpoints.save(f"{run.prefix}choice", {}, {"best": best})
     return best
 
 
@@ -157,7 +176,7 @@ def _result(base: Base, variant: FineTuning, training: Training, head: Mapping[s
     owned = {n: t.detach() for n, t in variant.owned.items() if isinstance(t, nn.Parameter)}
     factors = {n: f.map(lambda tensor: tensor.detach()) for n, f in variant.factors.items()}
     owned |= base.changed_buffers(variant.net)
-    outcome = training.best_epoch, training.start_validation
+    outcome = training.best_epoch, *training.compared
     return FineTuned(variant.view, variant.start, factors, owned, variant.net, *outcome, head)
 
 

@@ -21,6 +21,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from halrp.checks import is_number
 from halrp.errors import SettingError
 from halrp.method import offers, probe
 from halrp.method.method import Halrp, StartRule
@@ -35,6 +36,7 @@ from halrp.model.commit_check import CommitCheck
 from halrp.model.factors import Factors, identity_factors
 from halrp.model.layers.registry import family_for
 from halrp.model.size import Size
+from halrp.training import held_out
 from halrp.training.groups import Group
 from halrp.training.run import TaskRun
 
@@ -56,6 +58,9 @@ class FromProbe(StartRule):
     """How scales, norms, biases and the head are stored, as differences to the base's; components have the method's."""
     redundant: bool = False
     """Whether row scales and biases are offered also where a norm with its own scale and shift follows."""
+    held_out: float = 0.2
+    """Without validation data: the share of the training examples on which a first training is compared with the probe.
+    If it is better, all examples are trained on, and otherwise the probe is committed. 0 trusts training."""
     examples: int = 4096
     """The most examples whose gradients are taken, in batches spread over one pass."""
     components: int = 64
@@ -68,6 +73,10 @@ class FromProbe(StartRule):
             value = getattr(self, name)
             if not (isinstance(value, int) and value >= 1):
                 raise SettingError(f"FromProbe({name}={value!r}) must be a whole number of at least 1")
+        if not (is_number(self.held_out, 0) and self.held_out <= 0.5):
+            raise SettingError(
+                f"FromProbe(held_out={self.held_out!r}) must be a share of at most 0.5; 0 holds out none"
+            )
         unknown = [part for part in self.parts if part not in OFFERS]
         if unknown:
             raise SettingError(f"FromProbe(parts={self.parts!r}) has {unknown[0]!r}; choose from {', '.join(OFFERS)}")
@@ -82,6 +91,13 @@ class FromProbe(StartRule):
     def reports(self) -> bool:
         """The probe is a solution of its own."""
         return True
+
+    def rehearsal(self, run: TaskRun) -> TaskRun | None:
+        """The task with a part of its training data held out, if it has no validation data."""
+        if run.data.val is not None:
+            return None
+        data = held_out.split(run.data, self.held_out, *run.seed_key)
+        return None if data is None else run.rehearsal(data)
 
     def check(self, method: Halrp) -> None:
         """Refuse choices that would have no effect."""

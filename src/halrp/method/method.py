@@ -191,6 +191,13 @@ class StartRule(Protocol):
         """Whether fine-tuning starts at a solution of its own, so that a task is compared with it."""
         return False
 
+    def rehearsal(self, run: TaskRun, /) -> TaskRun | None:
+        """A task that is trained before the given one to see whether training makes it better than its start.
+
+        None: there is nothing to see, or no need.
+        """
+        return None
+
     def check(self, method: Halrp, /) -> None:
         """Raise `SettingError` if the method has choices that this start cannot follow."""
         return

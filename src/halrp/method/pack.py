@@ -28,10 +28,10 @@ def packed(description: Description, base: Base, method: Halrp, tuned: FineTuned
     if tuned.start.parts is None:
         return Delta.pack(description, base.layout, tuned.factors, tuned.owned, tuned.start.recovered)
     description = replace(description, format=PARTS_FORMAT, precision="float32")
-    delta = _of_parts(description, base, method, tuned, at_start=tuned.validation is not None and not tuned.best_epoch)
-    if tuned.validation is None:
+    delta = _of_parts(description, base, method, tuned, at_start=not tuned.best_epoch)
+    if tuned.at_start is None:
         return delta
-    start, end, epoch = tuned.validation, _validated(delta, base, run), tuned.best_epoch
+    start, end, epoch = tuned.at_start, _validated(delta, base, run), tuned.best_epoch
     if epoch and is_better(start, end):  # after rounding
         at_start = _of_parts(description, base, method, tuned, at_start=True)
         if is_better(at_start_end := _validated(at_start, base, run), end):

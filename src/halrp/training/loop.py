@@ -137,9 +137,9 @@ class Training:
         return self.epoch if self._stopping is None or self._stopping.best is None else self._stopping.best.epoch
 
     @property
-    def start_validation(self) -> Validation | None:
-        """Loss and score on the validation data before the first epoch, if that counts."""
-        return None if self._stopping is None else self._stopping.start
+    def compared(self) -> tuple[Validation | None, Validation | None]:
+        """Loss and score on the validation data before the first epoch and at the end, if they are compared."""
+        return (None, None) if self._stopping is None else (self._stopping.start, self._stopping.end)
 
     @property
     def is_over(self) -> bool:

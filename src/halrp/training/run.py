@@ -31,6 +31,8 @@ class TaskRun:
     processes: Processes | None = None
     """The processes that learn the task together."""
 
+    prefix: str = ""
+    """What the names of stages begin with."""
     stop: Stop = field(default_factory=Stop)
     """Whether the training of the task is to end, in every stage."""
 
@@ -50,7 +52,7 @@ class TaskRun:
             groups,
             self.data.train,
             self.recipe if early_stopping else replace(self.recipe, patience=None),
-            Stage(epochs, (*self.seed_key, stage.partition(":")[0]), self.task, stage),
+            Stage(epochs, (*self.seed_key, stage.partition(":")[0]), self.task, f"{self.prefix}{stage}"),
             Hooks(augment=self.data.augment),
             self.notify,
             self.checkpoints,
@@ -60,6 +62,10 @@ class TaskRun:
             frozen_statistics,
             keep_best,
         )
+
+    def rehearsal(self, data: TaskData) -> TaskRun:
+        """The same task on other data, with stages and checkpoints of its own."""
+        return replace(self, data=data, prefix="rehearsal of ")
 
     def _validate(self, module: nn.Module) -> Validation:
         assert self.data.val is not None

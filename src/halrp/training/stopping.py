@@ -39,11 +39,13 @@ class EarlyStopping:
         self.best: Best | None = None
         self.start: Validation | None = None
         """Loss and score before the first epoch, if that counts."""
+        self.end: Validation | None = None
+        """Loss and score of the epoch that was compared last."""
 
     def update(self, epoch: int, validation: Validation, tensors: Mapping[str, Tensor]) -> None:
         """Compare an epoch with the best: a higher score is better, and so is a lower loss on equal scores."""
         best = self.best
-        self.start = validation if epoch == 0 else self.start
+        self.start, self.end = validation if epoch == 0 else self.start, validation
         if best is None or is_better(validation, best.validation):
             self.best = Best(epoch, validation, {name: tensor.detach().clone() for name, tensor in tensors.items()})
 
