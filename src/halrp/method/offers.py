@@ -27,6 +27,7 @@ from halrp.method.importance import at_least_float32, differentiable
 from halrp.method.passes import halves
 from halrp.method.weight_gradients import WeightGradient
 from halrp.model.layers.norm import BATCH_NORMS, NORMS
+from halrp.training.activations import recomputed_activations
 from halrp.training.batches import loss_of
 from halrp.training.run import TaskRun
 
@@ -119,6 +120,8 @@ def collect(net: nn.Module, wanted: Wanted, run: TaskRun, examples: int) -> tupl
 
     everything = (*wanted.weights.values(), *vectors.values())
     with ExitStack() as hooks:
+        if run.recipe.checkpoint_activations:
+            hooks.enter_context(recomputed_activations(net, run.recipe.checkpoint_activations))
         for name in {*wanted.weights, *scaled, *wanted.vectors}:
             parameter = parameters[name].requires_grad_(True)
             hooks.callback(parameter.register_post_accumulate_grad_hook(partial(take, name=name)).remove)
