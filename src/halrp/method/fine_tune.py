@@ -78,14 +78,14 @@ def fine_tune(
 
 
 def _training(base: Base, method: Halrp, variant: FineTuning, run: TaskRun) -> Training:
-    """The training of a variant: where parts are chosen, over frozen statistics, and never to less than its start."""
+    """The training of a variant: from a solution, over frozen statistics, and never to less."""
     groups = by_kind(variant.groups, _kinds(base, variant), run.recipe)
     if run.recipe.balanced_steps and variant.start.units:
         groups = by_unit(groups, _units(variant))
-    by_parts = variant.start.parts is not None
-    epochs = run.recipe.epochs - (0 if by_parts else method.warm_up)
+    solved = variant.start.is_solution
+    epochs = run.recipe.epochs - (0 if solved else method.warm_up)
     return run.training(
-        f"fine-tune: {variant.view}", variant.net, groups, epochs, frozen_statistics=by_parts, keep_best=by_parts
+        f"fine-tune: {variant.view}", variant.net, groups, epochs, frozen_statistics=solved, keep_best=solved
     )
 
 

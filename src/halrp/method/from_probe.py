@@ -151,6 +151,7 @@ class FromProbe(StartRule):
                 parts=dict.fromkeys(sorted(chosen), self.precision)
                 | {f"plain/{n}": self.precision for n in sorted(head)},
                 small={key[6:]: parameters[key[6:]].detach().clone() for key in sorted(chosen) if key[:6] == "plain/"},
+                is_solution=True,
                 units=_units(layers, vectors, factors),
             )
             worth = sum(

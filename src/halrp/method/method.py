@@ -70,6 +70,9 @@ class Halrp:
     """λ₁: penalty λ₁/2·(‖r‖² + ‖s‖² + ‖p‖² + ‖q‖²) while fine-tuning."""
     base_l2: float = 0.0
     """Penalty λ/2·‖W‖² on the adaptable weights while the base is trained."""
+    rest: Precision = field(default="float32", metadata=LATER)
+    """How all else is stored by a task that a warm-up starts: scales, norms, biases and head, in less than float32 as
+    differences to the base's, and statistics in bfloat16. A start at the probe has a precision of its own."""
     start: StartRule | None = field(default=None, metadata=LATER)
     """Where fine-tuning starts: `WarmUp()` trains a copy of the whole network and decomposes where it went,
     `Gradients()` trains what the task owns and follows the gradients of the rest, with the memory of a delta. None is
@@ -86,10 +89,10 @@ class Halrp:
             raise SettingError(
                 f"Halrp(initial={self.initial!r}) is unknown; choose 'components', 'random components' or 'random'"
             )
-        if self.precision not in PRECISIONS:
-            raise SettingError(
-                f"Halrp(precision={self.precision!r}) is unknown; choose one of {', '.join(map(repr, PRECISIONS))}"
-            )
+        for name in ("precision", "rest"):
+            if getattr(self, name) not in PRECISIONS:
+                known = ", ".join(map(repr, PRECISIONS))
+                raise SettingError(f"Halrp({name}={getattr(self, name)!r}) is unknown; choose one of {known}")
         if not (isinstance(self.warm_up, int) and self.warm_up >= 1):
             raise SettingError(
                 f"Halrp(warm_up={self.warm_up}) must be a whole number of at least 1: without it there is no residual"
@@ -150,6 +153,7 @@ class Halrp:
         bytes_total: int | None = None,
         tasks: int | None = None,
         precision: Precision | None = None,
+        rest: Precision | None = None,
         view: Literal["mean", "full", "validation"] = "validation",
         l1: float = 1e-4,
         l2: float = 1e-4,
@@ -160,8 +164,8 @@ class Halrp:
         The bound is one of: bytes of a task's file, `bytes_total` for the files of a known number of `tasks`, numbers
         of a task, or those as a share of the base's parameters. Without one, a file has 2 % of the base's bytes, or
         more if the task needs it (`Budget`).
-        Factors are stored in int8 where bytes are bounded, which gives the most accuracy per byte (`docs/results.md`),
-        and as they are where numbers are.
+        Factors and all else are stored in int8 where bytes are bounded, which gives the most accuracy per byte
+        (`docs/results.md`), and as they are where numbers are.
         """
         if (bytes_total is None) != (tasks is None):
             raise SettingError(f"bytes_total={bytes_total} and tasks={tasks} go together; give both or neither")
@@ -176,6 +180,7 @@ class Halrp:
             allocate=bound,
             view=view,
             precision=precision or ("int8" if bound.in_bytes else "float32"),
+            rest=rest or ("int8" if bound.in_bytes else "float32"),
             warm_up=warm_up,
             l1=l1,
             l2=l2,

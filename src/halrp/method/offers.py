@@ -118,7 +118,7 @@ def collect(net: nn.Module, wanted: Wanted, run: TaskRun, examples: int) -> tupl
         if f"plain/{name}" in vectors:
             vectors[f"plain/{name}"].add(gradient, rows, counts)
 
-    everything = (*wanted.weights.values(), *vectors.values())
+    everything: list[WeightGradient | VectorGradient] = [*wanted.weights.values(), *vectors.values()]
     with ExitStack() as hooks:
         if run.recipe.checkpoint_activations:
             hooks.enter_context(recomputed_activations(net, run.recipe.checkpoint_activations))

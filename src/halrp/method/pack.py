@@ -50,15 +50,16 @@ def _validated(delta: Delta, base: Base, run: TaskRun) -> Validation:
 def _of_parts(description: Description, base: Base, method: Halrp, tuned: FineTuned, *, at_start: bool) -> Delta:
     """The delta of the chosen parts; `at_start` it is the head alone, as it was before the first epoch."""
     start, parts = tuned.start, dict[str, tuple[Tensor, Precision]]()
+    chosen = start.parts or {}
     for name, factors in tuned.factors.items() if not at_start else ():
         for part, tensor in (("r", factors.r), ("s", factors.s)):
-            if f"{part}/{name}" in start.parts:
-                parts[f"{part}/{name}"] = tensor, start.parts[f"{part}/{name}"]
+            if f"{part}/{name}" in chosen:
+                parts[f"{part}/{name}"] = tensor, chosen[f"{part}/{name}"]
         if factors.rank:
             parts |= {f"p/{name}": (factors.p, method.precision), f"q/{name}": (factors.q, method.precision)}
     for name, tensor in (tuned.head if at_start else tuned.owned).items():
         if name in start.dense:
             parts[f"dense/{name}"] = tensor, method.precision
         else:
-            parts[f"plain/{name}"] = tensor, start.parts.get(f"plain/{name}", "float32")
+            parts[f"plain/{name}"] = tensor, chosen.get(f"plain/{name}", "float32")
     return Delta.of_parts(description, base.layout, base.tensors, parts, start.recovered)

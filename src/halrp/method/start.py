@@ -36,6 +36,8 @@ class Start:
     """The tensors that the task owns besides those that it owns in any case."""
     units: Mapping[str, float] = field(default_factory=dict)
     """By part, the step of its entries after which the loss has changed by about one, if all of them take it."""
+    is_solution: bool = False
+    """Whether the network is of use as it is: then it is trained over frozen statistics, and to nothing worse."""
 
 
 class Starts(NamedTuple):
@@ -57,8 +59,7 @@ class Least(NamedTuple):
 
 def least_whole(base: Base, costs: Costs, classes: int, view: str) -> Least:
     """The least cost of a task that stores all that tasks own, and both scales of every adapted weight."""
-    counts = {slot: sum(slot.shape[:2]) for slot in base.layout.adapted}
-    scales = {slot.name: Size(count, count * slot.itemsize) for slot, count in counts.items()}
+    scales = {slot.name: costs.scales(slot) for slot in base.layout.adapted}
     return Least(costs.foreseen(trained_buffers(base.module), classes, view), scales)
 
 

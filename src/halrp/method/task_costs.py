@@ -15,6 +15,7 @@ from halrp.model.costs import weight_costs
 from halrp.model.description import PARTS_FORMAT, Description
 from halrp.model.file_size import planned_bytes, planned_part_bytes
 from halrp.model.layout import Layout, Slot
+from halrp.model.size import Size
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Costs:
     """Of the base."""
     precision: Precision
     """Of components and dense weights."""
+    rest: Precision
+    """Of scales, and of all that a task owns in any case, where it is stored whole."""
     described: Callable[[str, Allocator], Description]
     """The task's description in a view of convolutions, for an allocation: a budget is part of its provenance."""
 
@@ -68,12 +71,45 @@ class Costs:
         slots = (self.layout.by_name[name] for name in sorted(self.layout.head))
         return TaskCosts([_part_cost(slot, slot.shape_in(classes), head) for slot in slots], file_bytes)
 
+    def scales(self, slot: Slot) -> Size:
+        """What both scales of a weight cost."""
+        sides = slot.shape[:2]
+        return Size(sum(sides), sum(part_bytes((side,), self.rest, slot.itemsize) for side in sides))
+
+    def kept(self, name: str) -> Precision:
+        """The precision of a tensor that a task owns in any case: a variance must stay one, and a number a number."""
+        slot = self.layout.by_name[name]
+        if slot.kind != "buffer" or self.rest == "float32":
+            return self.rest
+        return "bfloat16" if slot.torch_dtype.is_floating_point and slot.itemsize > 2 else "float32"
+
     def _whole(self, owned: Mapping[str, tuple[int, ...]], view: str) -> TaskCosts:
+        if self.rest != "float32":
+            return self._all_parts(owned, view)
+
         def file_bytes(ranks: Mapping[str, int], allocation: Allocator) -> int:
             return planned_bytes(self.described(view, allocation), self.layout, ranks, owned.keys())
 
         fixed = [_fixed_cost(self.layout.by_name[n], shape, self.precision) for n, shape in owned.items()]
         return TaskCosts(fixed, file_bytes)
+
+    def _all_parts(self, owned: Mapping[str, tuple[int, ...]], view: str) -> TaskCosts:
+        """The costs of a task that stores all that it owns, and both scales of every factored weight, as parts."""
+        plain = {f"plain/{name}": self.kept(name) for name in owned}
+
+        def file_bytes(ranks: Mapping[str, int], allocation: Allocator) -> int:
+            adapted = [slot.name for slot in self.layout.adapted]
+            return planned_part_bytes(
+                replace(self.described(view, allocation), format=PARTS_FORMAT, precision="float32"),
+                self.layout,
+                ranks={name: rank for name, rank in ranks.items() if rank},
+                dense=[name for name in adapted if name not in ranks],
+                parts=plain | {f"{side}/{name}": self.rest for name in ranks for side in "rs"},
+                precision=self.precision,
+            )
+
+        slots = self.layout.by_name
+        return TaskCosts([_part_cost(slots[n], shape, self.kept(n)) for n, shape in owned.items()], file_bytes)
 
 
 def stored_parts(chosen: Iterable[str], dense: Collection[str]) -> list[str]:

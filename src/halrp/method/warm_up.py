@@ -9,7 +9,7 @@ rounded.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from halrp.method.scales import scaled
 from halrp.method.start import Start, Starts, prices
 from halrp.method.task_costs import Costs
 from halrp.model.base import Base
+from halrp.model.codec import Precision
 from halrp.model.commit_check import CommitCheck
 from halrp.model.delta import Recovered
 from halrp.model.factors import Factors
@@ -68,6 +69,7 @@ class WarmUp(StartRule):
         # Scales, decomposition, allocation: one start for each view of convolutions that is tried.
         owned, base_size = base.owned_tensors(net), Size(base.parameter_count, base.size.bytes)
         kernels = {n: base.plan.parameters[n].kernel for n in free}
+        scales = {slot.name: method.allocate.price(costs.scales(slot)) for slot in base.layout.adapted}
         starts = {
             view: low_rank_start(
                 {n: p.detach() for n, p in free.items()},
@@ -75,13 +77,22 @@ class WarmUp(StartRule):
                 sensitivity,
                 method,
                 {n: view if kernel else "full" for n, kernel in kernels.items()},
+                scales,
                 costs(owned, view),
                 base_size,
                 seeding.generator(*run.seed_key, "truncate", view),
             )
             for view in method.views(any(kernels.values()), data.val is not None)
         }
+        if method.rest != "float32":
+            plain = {f"plain/{name}": costs.kept(name) for name in owned}
+            starts = {view: _by_parts(start, method, plain) for view, start in starts.items()}
         return Starts(starts, owned)
+
+
+def _by_parts(start: Start, method: Halrp, plain: Mapping[str, Precision]) -> Start:
+    """A start that stores all that a task owns, and both scales of its weights, in the method's precision of these."""
+    return replace(start, parts={**plain, **{f"{side}/{name}": method.rest for name in start.factors for side in "rs"}})
 
 
 class _Layer(NamedTuple):
@@ -103,18 +114,26 @@ def low_rank_start(
     sensitivity: Sensitivity,
     method: Halrp,
     views: Mapping[str, str],
+    scales: Mapping[str, int],
     costs: TaskCosts,
     base_size: Size,
     generator: torch.Generator,
 ) -> Start:
     """Replace free weights by scales and the components that the method's allocation chooses.
 
-    `views` gives for each weight how its residual becomes a matrix, "mean" or "full".
+    `views` gives for each weight how its residual becomes a matrix, "mean" or "full", `scales` what r and s cost.
     """
     importance, limit = sensitivity.importance, method.allocate.limit(base_size)
     layers = {
         name: _decomposed(
-            free[name], base[name], importance[name], sensitivity.curvature.get(name), method, views[name], limit
+            free[name],
+            base[name],
+            importance[name],
+            sensitivity.curvature.get(name),
+            method,
+            views[name],
+            limit,
+            scales[name],
         )
         for name in free
     }
@@ -138,13 +157,14 @@ def _decomposed(
     method: Halrp,
     view: str,
     limit: int | None,
+    scales: int,
 ) -> _Layer:
     element = base.element_size()
     free, base = at_least_float32(free), at_least_float32(base)
     r, s = method.scales(free, base)
     residual = free - scaled(base, r, s)
     matrix = decompose.matrix(residual, view)
-    price = prices(method.allocate, method.precision, base.shape, matrix.shape[1], element)
+    price = prices(method.allocate, method.precision, base.shape, matrix.shape[1], element)._replace(scales=scales)
     # Components that no budget pays for need not be computed, which spares most of a large spectrum.
     most = None if limit is None else min(*matrix.shape, max(1, limit // price.component))
     if curvature is not None:

@@ -9,7 +9,7 @@ _FROZEN = Properties(frozen=True)
 
 METHODS: dict[str, MethodEntry] = {
     "halrp-budget": MethodEntry(
-        "halrp:Halrp.budget",
+        "halrp.lab.methods.compositions:budget",
         "HALRP, by budget",
         "HALRP, ranks chosen under a hard limit before fine-tuning (the default)",
         "HALRP",
