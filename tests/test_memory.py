@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from halrp import Gradients, Halrp, Learner, Progress, Recipe, WarmUp
-from halrp.method.sketch import Sketch
+from halrp import FromProbe, Halrp, Learner, Progress, Recipe, WarmUp
+from halrp.method.weight_gradients import Sketched
 from halrp.model.base import Base
 from halrp.model.per_task import PerTask
 from halrp.training.loop import Training
 from tests.helpers import FAST, address, drawn, net, tiny_task
 
 
-@pytest.mark.parametrize(("start", "copy"), [(WarmUp(), "trainable"), (Gradients(), "owning_copy")])
+@pytest.mark.parametrize(("start", "copy"), [(WarmUp(), "trainable"), (FromProbe(), "owning_copy")])
 def test_the_warmed_up_network_is_gone_when_fine_tuning_begins(
     start: Any, copy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,7 +119,7 @@ def test_a_start_from_gradients_has_the_base_once_and_one_gradient_at_a_time(mon
     def progress(at: Progress) -> None:
         counts.append(weights_in_memory())
 
-    method = replace(Halrp.budget(parameters_per_task=9000), start=Gradients(components=2))
+    method = replace(Halrp.budget(parameters_per_task=9000), start=FromProbe(components=2))
     learner = Learner(model, method=method, recipe=Recipe(epochs=3, batch=4), base="given", progress=progress)
     learner.learn("a", (x, y))
     # Four layers of the user's model and of the base; a gradient, and the gradient times the size of its batch.

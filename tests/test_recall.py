@@ -13,8 +13,8 @@ from halrp import (
     Budget,
     Exact,
     Flat,
+    FromProbe,
     GradientNorm,
-    Gradients,
     Halrp,
     Keep,
     Learner,
@@ -50,7 +50,7 @@ def test_a_method_is_recalled_from_its_settings(name: str) -> None:
 
 def test_every_choice_of_the_library_can_be_recalled() -> None:
     choices = [Budget(), Exact(), Flat(), GradientNorm(), Keep(), Legacy(), LossRate(), MeanSquare(), Plain(), Prune()]
-    assert set(KNOWN.values()) == {type(choice) for choice in (*choices, Whitened(), WarmUp(), Gradients())}
+    assert set(KNOWN.values()) == {type(choice) for choice in (*choices, Whitened(), WarmUp(), FromProbe())}
 
 
 def test_a_loaded_learner_learns_the_next_task_as_the_first_learner_would(tmp_path: Path) -> None:

@@ -164,11 +164,13 @@ def _rebuilt(
 
 
 def _fits(value: object, hint: Any) -> bool:
-    """Whether a JSON value is of a declared type: a literal, a number, a truth value, a text, or one of several."""
+    """Whether a JSON value is of a declared type: a literal, a number, a truth value, a text, several, or a choice."""
     if get_origin(hint) is Literal:
         return value in get_args(hint)
     if get_origin(hint) in (Union, types.UnionType):
         return any(_fits(value, option) for option in get_args(hint))
+    if get_origin(hint) is tuple:  # of any length, which JSON has as a list
+        return isinstance(value, (list, tuple)) and all(_fits(item, get_args(hint)[0]) for item in value)
     if hint is int:
         return is_whole(value)
     return is_number(value) if hint is float else isinstance(value, hint)

@@ -14,7 +14,7 @@ from halrp import Budget, Delta, Halrp, Learner, WarmUp
 from halrp.errors import BudgetTooSmall, SettingError
 from halrp.method.budget import _larger, smallest_bytes
 from halrp.method.protocols import Allocation, Allocator, FixedCost, LayerOptions, TaskCosts
-from halrp.method.task_costs import task_costs
+from halrp.method.task_costs import Costs
 from halrp.model.base import Base
 from halrp.model.codec import PRECISIONS, Precision
 from halrp.model.costs import weight_costs
@@ -428,7 +428,7 @@ def test_a_file_is_within_its_bound_and_nothing_more_that_recovers_loss_would_fi
         provenance = {"method": describe(Halrp(allocate=allocate))}
         return Description(task="task", classes=3, view=view, precision=precision, provenance=provenance)
 
-    costs = task_costs(base.layout, owned, described, precision)
+    costs = Costs(base.layout, precision, lambda _, allocate: described(allocate))(owned, view)
     assert costs.file_bytes is not None
     least = smallest_bytes(costs.file_bytes, options)
     most = least + sum(max(o.weight, len(o.scores) * o.component) for o in options.values()) + 200

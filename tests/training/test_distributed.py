@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from halrp import Learner, Recipe
 from halrp.errors import SettingError
-from halrp.method.gradients import Gradients
+from halrp.method.from_probe import FromProbe
 from halrp.method.warm_up import WarmUp
 from halrp.objectives import Classification, TokenClassification
 from halrp.store import task_file
@@ -69,7 +69,7 @@ class Tagger(nn.Module):
 UNEVEN = tiny_task("mlp", 0, examples=29)
 """Batches of eight leave five: three for one process and two for the other."""
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "start from gradients": ("mlp", {"train": UNEVEN, "val": tiny_task("mlp", 5)}, {}),
+    "start at the probe": ("mlp", {"train": UNEVEN, "val": tiny_task("mlp", 5)}, {}),
     "start from warm-up": (
         "mlp",
         {"train": UNEVEN},
@@ -110,9 +110,9 @@ def test_ignored_tokens_do_not_count_in_either_process(tmp_path: Path) -> None:
     assert_close(shared, alone)
 
 
-def test_a_start_from_gradients_sketches_the_gradient_of_all_examples(tmp_path: Path) -> None:
+def test_a_start_at_the_probe_scores_parts_by_the_gradient_of_all_examples(tmp_path: Path) -> None:
     def scores(rank: int | None) -> dict[str, Tensor]:
-        result = learner("gru", rank is not None, method=dataclasses.replace(METHOD, start=Gradients(components=2)))
+        result = learner("gru", rank is not None, method=dataclasses.replace(METHOD, start=FromProbe(components=2)))
         result.learn("a", tiny_task("gru", examples=29))
         # A layer's curvature is that of the batches of each process; relative to the largest, scores are σ² alone.
         return {name: values / values.max() for name, values in result.scores["a"].items()}

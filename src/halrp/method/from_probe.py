@@ -33,6 +33,7 @@ from halrp.model import codec
 from halrp.model.base import Base
 from halrp.model.codec import Precision
 from halrp.model.commit_check import CommitCheck
+from halrp.model.delta import Recovered
 from halrp.model.factors import Factors, identity_factors
 from halrp.model.layers.registry import family_for
 from halrp.model.size import Size
@@ -44,6 +45,8 @@ NOT_USED = ("scales", "decompose", "importance", "initial")
 """The fields of `Halrp` that say how a warmed-up network is decomposed, of which there is none here."""
 OFFERS = ("rows", "columns", "norms", "biases", "others", "components")
 """The kinds of parts that a task may store besides its head."""
+NO_COMPONENTS = Recovered(importance=0.0, predicted=0.0, share=1.0)
+"""Of a weight that is offered no components, such as a table of which few rows are read."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,8 @@ class FromProbe(StartRule):
             start = Start(
                 factors,
                 {n: weights[n].clone() for n in allocation.dense},
-                {n: recovered_of(o, wanted.weights[n].importance, allocation.ranks.get(n)) for n, o in large.items()},
+                dict.fromkeys(weights, NO_COMPONENTS)
+                | {n: recovered_of(o, wanted.weights[n].importance, allocation.ranks.get(n)) for n, o in large.items()},
                 {n: o.scores for n, o in (large | small).items()},
                 parts=dict.fromkeys(sorted(chosen), self.precision)
                 | {f"plain/{n}": self.precision for n in sorted(head)},

@@ -62,4 +62,5 @@ def _of_parts(description: Description, base: Base, method: Halrp, tuned: FineTu
             parts[f"dense/{name}"] = tensor, method.precision
         else:
             parts[f"plain/{name}"] = tensor, chosen.get(f"plain/{name}", "float32")
-    return Delta.of_parts(description, base.layout, base.tensors, parts, start.recovered)
+    recovered = {n: replace(r, share=0.0) if at_start else r for n, r in start.recovered.items()}
+    return Delta.of_parts(description, base.layout, base.tensors, parts, recovered)

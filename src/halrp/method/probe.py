@@ -4,8 +4,10 @@ The features are what the head gets, computed once. On them the head is fitted b
 
     c · m / 2 · ‖W‖²,     m = mean square of the features,
 
-on its matrices. m makes c free of the features' unit. Of a path of values for c, from strong to weak, the one with the
-lowest loss on validation data is taken, or the lowest mean loss over folds of the training data if there are none.
+on its matrices. m makes c free of the features' unit. Of a path of values for c, the one with the lowest loss on
+validation data is taken, or the lowest mean loss over folds of the training data if there are none. The path goes from
+strong to weak. For a head of several layers it goes from weak to strong: a strong penalty takes all layers to zero, and
+there none has a gradient by which a weaker one could leave.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ ITERATIONS = 60
 MOST_BYTES = 2**27
 """Of features that are held in memory; of more, examples spread evenly over the data."""
 WAIT = 2
-"""Values of c without a lower loss after which weaker ones are not tried."""
+"""Values of c without a lower loss after which the next ones are not tried."""
 
 
 class Features(NamedTuple):
@@ -82,11 +84,13 @@ class _Calls:
     """Watches the calls of a head while a network computes outputs."""
 
     def __init__(self, head: nn.Module) -> None:
-        self._head, self._calls = head, list[tuple[tuple[object, ...], dict[str, object], object]]()
+        self._head, self._calls = head, list[tuple[Tensor, Tensor] | None]()
 
     def __enter__(self) -> _Calls:
         def hook(_: nn.Module, args: tuple[object, ...], named: dict[str, object], given: object) -> None:
-            self._calls.append((args, named, given))
+            plain = len(args) == 1 and not named and isinstance(args[0], Tensor) and isinstance(given, Tensor)
+            # Copies: the network may write over both.
+            self._calls.append((args[0].detach().clone(), given.detach().clone()) if plain else None)
 
         self._handle = self._head.register_forward_hook(hook, with_kwargs=True)
         return self
@@ -97,36 +101,30 @@ class _Calls:
     def take(self, outputs: Tensor) -> Tensor | None:
         """The input of the one call whose result the outputs are; None if there is no such call."""
         calls, self._calls[:] = list(self._calls), []
-        if len(calls) != 1:
+        if len(calls) != 1 or calls[0] is None:
             return None
-        ((args, named, given),) = calls
-        if len(args) != 1 or named or not isinstance(args[0], Tensor) or not isinstance(given, Tensor):
-            return None
-        same = given is outputs or (given.shape == outputs.shape and torch.equal(given, outputs))
-        rows_first = args[0].dim() > 1 and args[0].shape[0] == outputs.shape[0]
-        return args[0].detach().clone() if same and rows_first else None
+        x, given = calls[0]
+        same = given.shape == outputs.shape and torch.equal(given, outputs)
+        rows_first = x.dim() > 1 and x.shape[0] == outputs.shape[0]
+        return x if same and rows_first else None
 
 
 def fit(head: nn.Module, objective: Objective, train: Features, val: Features | None, *, from_zero: bool) -> Probe:
-    """Fit a head; `from_zero` starts it there, which suits a single layer, and otherwise it starts as it is."""
+    """Fit a head; `from_zero` starts it there, which suits a single layer, and one of several starts as it is."""
     unit = float(train.x.float().square().mean()) or 1.0
     start = copy.deepcopy(head).requires_grad_(True)
     if from_zero:
         with torch.no_grad():
             for parameter in start.parameters():
                 parameter.zero_()
+    penalties = PENALTIES if from_zero else PENALTIES[::-1]
     if val is None:
-        best = _by_folds(start, objective, train, unit)
-        fitted = None
-        for c, path_head in _path(start, objective, train, unit):
-            fitted = path_head
-            if c <= best:
-                break
-        assert fitted is not None
+        best = _by_folds(start, objective, train, unit, penalties)
+        *_, (_, fitted) = _path(start, objective, train, unit, penalties[: penalties.index(best) + 1])
         return Probe(_checked(fitted), best, None)
     chosen: Probe | None = None
     waited = 0
-    for c, path_head in _path(start, objective, train, unit):
+    for c, path_head in _path(start, objective, train, unit, penalties):
         validation = measured(path_head, objective, val)
         if chosen is None or chosen.validation is None or validation.loss < chosen.validation.loss:
             chosen, waited = Probe(copy.deepcopy(path_head), c, validation), 0
@@ -145,26 +143,30 @@ def measured(head: nn.Module, objective: Objective, data: Features) -> Validatio
     return Validation(float(objective.loss(outputs, data.y)), float(objective.score(outputs, data.y)))
 
 
-def _by_folds(start: nn.Module, objective: Objective, train: Features, unit: float) -> float:
+def _by_folds(
+    start: nn.Module, objective: Objective, train: Features, unit: float, penalties: Sequence[float]
+) -> float:
     """The value of c with the lowest mean loss over folds; every fold is the held-out part of the others once."""
     count = min(FOLDS, len(train.y))
     if count < 2:
-        return PENALTIES[0]
+        return max(penalties)
     folds = torch.arange(len(train.y), device=train.y.device) % count
-    losses = torch.zeros(len(PENALTIES))
+    losses = torch.zeros(len(penalties))
     for fold in range(count):
         inside = train.rows(folds != fold)
         outside = train.rows(folds == fold)
-        for number, (_, head) in enumerate(_path(start, objective, inside, unit)):
+        for number, (_, head) in enumerate(_path(start, objective, inside, unit, penalties)):
             losses[number] += measured(head, objective, outside).loss * len(outside.y)
-    return PENALTIES[int(losses.argmin())]
+    return penalties[int(losses.argmin())]
 
 
-def _path(start: nn.Module, objective: Objective, data: Features, unit: float) -> Iterator[tuple[float, nn.Module]]:
+def _path(
+    start: nn.Module, objective: Objective, data: Features, unit: float, penalties: Sequence[float]
+) -> Iterator[tuple[float, nn.Module]]:
     """Heads fitted with each value of c, each from the one before; the same module every time."""
     head = copy.deepcopy(start)
     matrices = [parameter for parameter in head.parameters() if parameter.dim() > 1]
-    for c in PENALTIES:
+    for c in penalties:
         optimiser = torch.optim.LBFGS(
             head.parameters(), max_iter=ITERATIONS, history_size=10, line_search_fn="strong_wolfe"
         )
