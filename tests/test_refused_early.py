@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from halrp import Halrp, Learner, Recipe, explain
+from halrp import Delta, Halrp, Learner, Recipe, explain
 from halrp.errors import BudgetTooSmall, DataError, HalrpError, LabelError, ModelError, SettingError
 from halrp.model.base import Base
 from halrp.store import task_file
@@ -51,7 +51,7 @@ def learner(method: Halrp | None = None, store: Path | None = None) -> Learner:
         Halrp.budget(500),
         Halrp.budget(500, precision="float32", view="full"),
         Halrp.budget(bytes_total=2_000, tasks=4),
-        Halrp.budget(parameters_per_task=50),
+        Halrp.budget(parameters_per_task=30),
         Halrp.budget(growth_per_task=0.01),
     ],
     ids=str,
@@ -68,19 +68,31 @@ def test_a_head_that_no_budget_pays_for_is_refused_before_it_is_allocated() -> N
         learner(Halrp.budget(100_000)).learn("a", (X, Y), classes=10_000_000_000)  # 480 GB
 
 
+def refused_or_learned(kind: str, base: Any, budget: int) -> Delta:
+    """A task with a long name, learned on a base within a budget."""
+    data = tiny_task(kind)
+    learner = Learner(net(kind), recipe=Recipe(epochs=20, batch=128), base=base)
+    if base == "first":
+        learner.learn("first", data)
+    learner.method = Halrp.budget(budget)
+    return learner.learn("n" * 40, data, val=data)
+
+
+@pytest.mark.parametrize("base", ["first", "given"])
 @pytest.mark.parametrize("kind", ["conv", "mlp", "transformer", "grouped"])
-def test_the_smallest_budget_of_the_error_suffices_and_is_what_explain_says(kind: str) -> None:
-    data, name = tiny_task(kind), "n" * 40
+def test_the_smallest_budget_of_the_error_suffices(kind: str, base: Any) -> None:
     with pytest.raises(BudgetTooSmall) as refused:
-        Learner(net(kind), method=Halrp.budget(10), base="given").learn(name, data, val=data)
+        refused_or_learned(kind, base, 10)
     named = re.search(r"raise it to at least ([\d,]+), use", str(refused.value))
     assert named is not None
     smallest = int(named[1].replace(",", ""))
-    assert smallest == explain(net(kind), precision="int8").fixed_bytes
     with pytest.raises(BudgetTooSmall):
-        Learner(net(kind), method=Halrp.budget(smallest - 1), base="given").learn(name, data, val=data)
-    delta = Learner(net(kind), method=Halrp.budget(smallest), base="given").learn(name, data, val=data)
-    assert len(task_file.write(delta)) <= smallest
+        refused_or_learned(kind, base, smallest - 1)
+    delta = refused_or_learned(kind, base, smallest)
+    assert len(task_file.write(delta)) == delta.bytes <= smallest
+    whole = explain(net(kind), precision="int8").fixed_bytes  # of a task that owns all that tasks may own
+    assert whole is not None
+    assert smallest == whole if base == "first" else smallest < whole
 
 
 @pytest.mark.usefixtures("unbuilt")
