@@ -91,7 +91,9 @@ def test_the_penalty_with_the_lowest_validation_loss_is_taken(
         losses[c] = alone.validation.loss
     assert chosen.validation is not None
     assert chosen.penalty == min(losses, key=losses.__getitem__)
-    assert chosen.validation.loss == pytest.approx(min(losses.values()), abs=1e-3)  # fitted from zero, not along the path
+    assert chosen.validation.loss == pytest.approx(
+        min(losses.values()), abs=1e-3
+    )  # fitted from zero, not along the path
 
 
 def test_few_examples_need_a_stronger_penalty_than_many() -> None:

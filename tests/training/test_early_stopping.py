@@ -70,7 +70,7 @@ def test_an_interrupted_search_for_the_best_epoch_is_resumed(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "best", [None, [0, 1.0, 0.5], [3, 1.0, 0.5], [1, float("nan"), 0.5], [1, 1.0], "1", [1.5, 1, 1]]
+    "best", [None, [-1, 1.0, 0.5], [3, 1.0, 0.5], [1, float("nan"), 0.5], [1, 1.0], "1", [1.5, 1, 1]]
 )
 def test_a_best_epoch_that_cannot_be_is_set_aside(best: Any, tmp_path: Path) -> None:
     settings, checkpoints = recipe(epochs=6, patience=2), Checkpoints(tmp_path, "key")

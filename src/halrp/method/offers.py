@@ -158,35 +158,40 @@ def _vectors(parameters: Mapping[str, nn.Parameter], wanted: Wanted) -> dict[str
     return vectors | {f"plain/{name}": VectorGradient(parameters[name].detach()) for name in sorted(wanted.vectors)}
 
 
-def followed_by_norm(net: nn.Module, run: TaskRun) -> frozenset[str]:
-    """The modules whose output goes into a norm layer with its own scale and shift, and nowhere else that we see.
+class _Output:
+    """A tensor that a module gave, and whether each module that read it is a norm that it reached unchanged."""
 
-    There a row scale and a bias do what the norm's parameters do. Found on two rows of the data: the norm's input is
-    the very tensor that the module gave.
+    def __init__(self, path: str, tensor: Tensor) -> None:
+        self.path, self.tensor, self.version = path, tensor, tensor._version
+        self.read_by_norm: list[bool] = []
+
+
+def followed_by_norm(net: nn.Module, run: TaskRun) -> frozenset[str]:
+    """The modules whose outputs all go into a batch norm with its own scale and shift, and into no other module.
+
+    There a row scale and a bias do what the norm's parameters do. Other norms divide a scale of their input out again,
+    but share it between channels. Found on two rows of the data: the norm's input is the very tensor that the module
+    gave. What reads that tensor outside of modules, as the sum of a shortcut may, is not seen.
     """
     x = next(iter(run.data.train.batches(2, None)))[0]
-    given: dict[int, str] = {}
-    followed: set[str] = set()
-    tensors: list[Tensor] = []  # held, so that no address is used twice
+    outputs: list[_Output] = []
+    latest: dict[int, _Output] = {}  # tensors are held in outputs, so that no address is used twice
+
+    def before(module: nn.Module, inputs: tuple[object, ...]) -> None:
+        for output in (latest[id(value)] for value in inputs if id(value) in latest):
+            suits = isinstance(module, BATCH_NORMS) and module.weight is not None
+            output.read_by_norm.append(suits and output.tensor._version == output.version)
+
+    def after(_: nn.Module, __: object, value: object, path: str) -> None:
+        if isinstance(value, Tensor):
+            latest[id(value)] = _Output(path, value)
+            outputs.append(latest[id(value)])
 
     with ExitStack() as hooks, torch.no_grad():
         for path, module in net.named_modules():
-            if isinstance(module, NORMS):
-                if getattr(module, "weight", None) is None or not isinstance(module, BATCH_NORMS):
-                    continue  # other norms divide a scale of their input out again, but share it between channels
-
-                def before(_: nn.Module, inputs: tuple[object, ...]) -> None:
-                    if inputs and id(inputs[0]) in given:
-                        followed.add(given[id(inputs[0])])
-
+            if isinstance(module, NORMS) or not list(module.children()):
                 hooks.callback(module.register_forward_pre_hook(before).remove)
-            elif not list(module.children()):
-
-                def after(_: nn.Module, __: object, output: object, path: str = path) -> None:
-                    if isinstance(output, Tensor):
-                        tensors.append(output)
-                        given[id(output)] = path
-
-                hooks.callback(module.register_forward_hook(after).remove)
+                hooks.callback(module.register_forward_hook(partial(after, path=path)).remove)
         run.data.train.call(net.eval(), x)
-    return frozenset(followed)
+    others = {output.path for output in outputs if not output.read_by_norm or not all(output.read_by_norm)}
+    return frozenset(output.path for output in outputs if output.path not in others)
