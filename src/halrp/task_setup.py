@@ -194,7 +194,7 @@ class TaskSetup:
 
     def costs(self, run: TaskRun) -> Costs:
         """What a task costs, whole or part by part."""
-        return Costs(self.body.layout, self.method.precision, self.method.rest, partial(self.description, run))
+        return Costs(self.body.layout, self.method.precision, partial(self.description, run), self.method.rest)
 
     def description(self, run: TaskRun, view: str = "", allocate: Allocator | None = None) -> Description:
         """All of a task that is not a tensor: a delta in a view, or the base's own task; `allocate` if not ours."""

@@ -289,8 +289,8 @@ def model() -> nn.Module:
 
 
 def learn(model: nn.Module, name: str = "task", **settings: Any) -> Delta:
-    """Learn one task within the bound of the settings."""
-    method = replace(Halrp.budget(**settings), start=WarmUp())
+    """Learn one task within the bound of the settings; its fixed part is in float32 if they leave that open."""
+    method = replace(Halrp.budget(**({"rest": "float32"} | settings)), start=WarmUp())
     learner = Learner(model, method=method, recipe=FAST, base="given")
     return learner.learn(name, tiny_task("conv"))
 
@@ -480,3 +480,23 @@ def test_the_smallest_task_is_refused_before_training_if_it_is_above_the_bound()
     Budget(parameters=21).check_smallest(costs, scales, ANY)
     with pytest.raises(BudgetTooSmall, match="at least 21"):
         Budget(parameters=20).check_smallest(costs, scales, ANY)
+
+
+@pytest.mark.parametrize("rest", PRECISIONS)
+@pytest.mark.parametrize("view", ["mean", "full"])
+def test_a_file_stays_within_its_bound_whatever_the_precision_of_its_fixed_part(
+    model: nn.Module, view: Any, rest: Precision
+) -> None:
+    least = minimum(model, view=view, rest=rest)
+    for bound in range(least, least + 4_000, 777):
+        delta = learn(model, bytes_per_task=bound, view=view, rest=rest)
+        assert delta.bytes <= bound
+        assert len(task_file.write(delta)) == delta.bytes
+        assert {size.precision for key, size in delta.stored.items() if key[:2] in ("r/", "s/")} <= {rest}
+
+
+def test_a_lower_precision_of_the_fixed_part_leaves_more_room_for_components() -> None:
+    wide = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.Flatten(), nn.LazyLinear(3))
+    wide(tiny_task("conv")[0])
+    minima = [minimum(wide, rest=rest) for rest in ("float32", "bfloat16", "int8")]
+    assert minima[0] > minima[1] > minima[2]

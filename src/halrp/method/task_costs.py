@@ -26,10 +26,10 @@ class Costs:
     """Of the base."""
     precision: Precision
     """Of components and dense weights."""
-    rest: Precision
-    """Of scales, and of all that a task owns in any case, where it is stored whole."""
     described: Callable[[str, Allocator], Description]
     """The task's description in a view of convolutions, for an allocation: a budget is part of its provenance."""
+    rest: Precision = "float32"
+    """Of scales, and of all that a task owns in any case, where it is stored whole."""
 
     def __call__(self, owned: Mapping[str, Tensor], view: str) -> TaskCosts:
         """The costs of a task that owns some tensors, and both scales of every factored weight, in any case."""

@@ -77,10 +77,10 @@ class WarmUp(StartRule):
                 sensitivity,
                 method,
                 {n: view if kernel else "full" for n, kernel in kernels.items()},
-                scales,
                 costs(owned, view),
                 base_size,
                 seeding.generator(*run.seed_key, "truncate", view),
+                scales,
             )
             for view in method.views(any(kernels.values()), data.val is not None)
         }
@@ -114,14 +114,15 @@ def low_rank_start(
     sensitivity: Sensitivity,
     method: Halrp,
     views: Mapping[str, str],
-    scales: Mapping[str, int],
     costs: TaskCosts,
     base_size: Size,
     generator: torch.Generator,
+    scales: Mapping[str, int] | None = None,
 ) -> Start:
     """Replace free weights by scales and the components that the method's allocation chooses.
 
-    `views` gives for each weight how its residual becomes a matrix, "mean" or "full", `scales` what r and s cost.
+    `views` gives for each weight how its residual becomes a matrix, "mean" or "full", `scales` what r and s cost if that is not
+    their price in the type of the weight.
     """
     importance, limit = sensitivity.importance, method.allocate.limit(base_size)
     layers = {
@@ -133,7 +134,7 @@ def low_rank_start(
             method,
             views[name],
             limit,
-            scales[name],
+            None if scales is None else scales[name],
         )
         for name in free
     }
@@ -157,14 +158,15 @@ def _decomposed(
     method: Halrp,
     view: str,
     limit: int | None,
-    scales: int,
+    scales: int | None,
 ) -> _Layer:
     element = base.element_size()
     free, base = at_least_float32(free), at_least_float32(base)
     r, s = method.scales(free, base)
     residual = free - scaled(base, r, s)
     matrix = decompose.matrix(residual, view)
-    price = prices(method.allocate, method.precision, base.shape, matrix.shape[1], element)._replace(scales=scales)
+    price = prices(method.allocate, method.precision, base.shape, matrix.shape[1], element)
+    price = price if scales is None else price._replace(scales=scales)
     # Components that no budget pays for need not be computed, which spares most of a large spectrum.
     most = None if limit is None else min(*matrix.shape, max(1, limit // price.component))
     if curvature is not None:
