@@ -121,8 +121,8 @@ def low_rank_start(
 ) -> Start:
     """Replace free weights by scales and the components that the method's allocation chooses.
 
-    `views` gives for each weight how its residual becomes a matrix, "mean" or "full", `scales` what r and s cost if that is not
-    their price in the type of the weight.
+    `views` gives for each weight how its residual becomes a matrix, "mean" or "full", `scales` what r and s cost, if
+    that is not their price in the type of the weight.
     """
     importance, limit = sensitivity.importance, method.allocate.limit(base_size)
     layers = {
