@@ -10,14 +10,19 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-from halrp import Learner, Recipe
+from halrp import Flat, Halrp, Learner, Recipe
 from halrp.errors import SettingError
 from halrp.method.from_probe import FromProbe
+from halrp.method.offers import Wanted, collect
 from halrp.method.warm_up import WarmUp
+from halrp.method.weight_gradients import Summed
 from halrp.objectives import Classification, TokenClassification
 from halrp.store import task_file
+from halrp.training.batches import InMemory, Part, TaskData
 from halrp.training.distributed import GradientAverage, Processes
+from halrp.training.run import TaskRun
 from tests.helpers import CLASSES, Pairs, net, one_thread, tiny_task
 from tests.training.processes import METHOD, RECIPE, learner, together
 
@@ -66,21 +71,27 @@ class Tagger(nn.Module):
         return self.fc(self.hidden(x).relu())
 
 
+FIXED = Halrp(allocate=Flat(2), start=FromProbe(held_out=0))
+"""Stores the same parts whatever they promise: their curvature is that of the rows which each process has."""
 UNEVEN = tiny_task("mlp", 0, examples=29)
 """Batches of eight leave five: three for one process and two for the other."""
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "start at the probe": ("mlp", {"train": UNEVEN, "val": tiny_task("mlp", 5)}, {}),
+    "start at the probe": ("mlp", {"train": UNEVEN, "val": tiny_task("mlp", 5)}, {"method": FIXED}),
     "start from warm-up": (
         "mlp",
         {"train": UNEVEN},
         {"method": dataclasses.replace(METHOD, start=WarmUp())},
     ),
     "the base": ("gru", {"train": tiny_task("gru")}, {"base": "first"}),
-    "accumulated batches": ("gru", {"train": tiny_task("gru", 0, 29)}, {"recipe": Recipe(3, 4, accumulate=3)}),
+    "accumulated batches": (
+        "gru",
+        {"train": tiny_task("gru", 0, 29)},
+        {"recipe": Recipe(3, 4, accumulate=3), "method": FIXED},
+    ),
     "class weights": (
         "mlp",
         {"train": UNEVEN, "objective": Classification(CLASSES, weights=(0.1, 1.0, 5.0))},
-        {"recipe": dataclasses.replace(RECIPE, clip=0.1, ema=0.9, balanced=True)},
+        {"recipe": dataclasses.replace(RECIPE, clip=0.1, ema=0.9, balanced=True), "method": FIXED},
     ),
     "a data set": (
         "mlp",
@@ -101,7 +112,7 @@ def test_ignored_tokens_do_not_count_in_either_process(tmp_path: Path) -> None:
     def work(rank: int | None) -> tuple[Tensor, bytes]:
         x = torch.randn(29, 6, 8, generator=torch.Generator().manual_seed(0))
         torch.manual_seed(0)
-        result = Learner(Tagger(), recipe=RECIPE, method=METHOD, base="given", distributed=rank is not None)
+        result = Learner(Tagger(), recipe=RECIPE, method=FIXED, base="given", distributed=rank is not None)
         delta = result.learn("a", (x, TOKENS), objective=TokenClassification(CLASSES))
         return result.predict(x, "a"), task_file.write(delta)
 
@@ -110,19 +121,50 @@ def test_ignored_tokens_do_not_count_in_either_process(tmp_path: Path) -> None:
     assert_close(shared, alone)
 
 
-def test_a_start_at_the_probe_scores_parts_by_the_gradient_of_all_examples(tmp_path: Path) -> None:
-    def scores(rank: int | None) -> dict[str, Tensor]:
-        result = learner("gru", rank is not None, method=dataclasses.replace(METHOD, start=FromProbe(components=2)))
-        result.learn("a", tiny_task("gru", examples=29))
-        # A layer's curvature is that of the batches of each process; relative to the largest, scores are σ² alone.
-        return {name: values / values.max() for name, values in result.scores["a"].items()}
+def test_what_parts_promise_comes_from_the_gradient_of_all_examples(tmp_path: Path) -> None:
+    names = ("0.weight", "2.weight")
+
+    def work(rank: int | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        module, processes = net("mlp").double(), None if rank is None else Processes.of(torch.device("cpu"))
+        x, y = tiny_task("mlp", examples=29)
+        data = InMemory(x.double(), y, part=Part() if processes is None else processes.part)
+        run = TaskRun("a", TaskData(data, None, CLASSES), RECIPE, (0, "base", "a"), processes=processes)
+        weights = {name: Summed(module.get_parameter(name).detach(), {"full": 2}) for name in names}
+        wanted = Wanted(weights, frozenset(names), frozenset(names), frozenset({"0.bias"}))
+        vectors, _ = collect(module, wanted, run, 10**6)
+        # The curvature is that of the rows which each process has of a batch; without it, scores are products of means.
+        products = {key: vector.score * vector.curvature for key, vector in vectors.items()}
+        return products, {name: weights[name].components("full").v for name in names}
 
     with one_thread():
-        alone = scores(None)
-    first, second = together(scores, tmp_path)
-    for name, values in alone.items():
-        assert torch.equal(first[name], second[name])
-        assert_close(first[name], values)
+        products, directions = work(None)
+    first, second = together(work, tmp_path)
+    assert any(bool(product > 0) for product in products.values())
+    for key, product in products.items():
+        assert torch.equal(first[0][key], second[0][key])
+        torch.testing.assert_close(first[0][key], product, rtol=1e-9, atol=1e-15)
+    for name, v in directions.items():
+        assert torch.equal(first[1][name], second[1][name])
+        torch.testing.assert_close((first[1][name] * v).sum(0).abs(), torch.ones_like(v[0]), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["tensors", "a data set", "loaders"])
+def test_the_probe_is_fitted_on_the_examples_of_all_processes(kind: str, tmp_path: Path) -> None:
+    x, y = tiny_task("mlp", examples=30)
+
+    def work(rank: int | None) -> tuple[Tensor, bytes]:
+        rows = slice(rank, None, 2)
+        whole = {"tensors": (x, y), "a data set": Pairs(x, y), "loaders": DataLoader(Pairs(x, y), batch_size=8)}[kind]
+        train = whole if rank is None or kind != "loaders" else DataLoader(Pairs(x[rows], y[rows]), batch_size=4)
+        still = dataclasses.replace(RECIPE, lr=1e-12)
+        result = learner("mlp", rank is not None, method=FIXED, recipe=still)
+        delta = result.learn("a", train, classes=CLASSES)
+        return result.predict(tiny_task("mlp", 3)[0], "a"), task_file.write(delta)
+
+    alone, shared = both(work, tmp_path)
+    # Rows of loaders come in another order, so folds are others; the head is stored in int8.
+    tolerance = 0.3 if kind == "loaders" else 1e-4
+    assert float((shared - alone).norm() / alone.norm()) < tolerance
 
 
 def test_gradients_are_those_of_all_rows_and_absent_where_no_process_has_one(tmp_path: Path) -> None:

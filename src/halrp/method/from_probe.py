@@ -38,8 +38,11 @@ from halrp.model.factors import Factors, identity_factors
 from halrp.model.layers.registry import family_for
 from halrp.model.size import Size
 from halrp.training import held_out
+from halrp.training.batches import Loaded
+from halrp.training.distributed import agreed
 from halrp.training.groups import Group
 from halrp.training.run import TaskRun
+from halrp.training.shared_data import whole
 
 NOT_USED = ("scales", "decompose", "importance", "initial")
 """The fields of `Halrp` that say how a warmed-up network is decomposed, of which there is none here."""
@@ -174,17 +177,22 @@ class FromProbe(StartRule):
         if not path or self.head == "random":
             return None
         net.eval()
-        train = probe.features(net, path, run.data.train, run.recipe.batch, run.seed_key)
+        with agreed(run.processes, run.task):
+            train = probe.features(net, path, whole(run.data.train), run.recipe.batch, run.seed_key)
+            val = run.data.val and probe.features(net, path, run.data.val, run.recipe.batch, run.seed_key)
         if train is None:
             self._train_head(base, net, run)
             return None
-        val = None if run.data.val is None else probe.features(net, path, run.data.val, run.recipe.batch, run.seed_key)
+        if run.processes is not None and isinstance(run.data.train, Loaded):  # each has read its own part
+            train = probe.Features(*map(run.processes.rows, train))
         head = net.get_submodule(path)
         fitted = probe.fit(head, run.data.objective, train, val, from_zero=base.plan.output == path)
         fitted_values = dict(fitted.head.named_parameters())
         with torch.no_grad():
             for name, parameter in head.named_parameters():
                 parameter.copy_(fitted_values[name])
+        if run.processes is not None:
+            run.processes.take_first(list(head.parameters()), "the fitted head")
         return fitted
 
     def _train_head(self, base: Base, net: nn.Module, run: TaskRun) -> None:

@@ -97,6 +97,18 @@ class Processes:
         self.add_flat(difference)
         _write(first + difference / self.size, tensors)
 
+    @torch.no_grad()
+    def rows(self, tensor: Tensor) -> Tensor:
+        """The rows that all processes have of a tensor (N, ...), one process after the other."""
+        counts = torch.zeros(self.size, dtype=torch.int64, device=self.device)
+        counts[self.rank] = len(tensor)
+        self.add_flat(counts)
+        whole = tensor.new_zeros(int(counts.sum()), *tensor.shape[1:])
+        begin = int(counts[: self.rank].sum())
+        whole[begin : begin + len(tensor)] = tensor
+        self.add_flat(whole.view(torch.uint8))  # bytes plus zeros: exact in every type
+        return whole
+
     def first(self, number: int) -> int:
         """The first process's number."""
         tensor = torch.tensor([int(number)], device=self.device)
