@@ -15,7 +15,8 @@ holds what the spectrum needs (randomized range finder, Halko et al. 2011):
     first half    Y = Σ_b G_b Ω      Ω (C, w) gaussian;  Q (J, w) = orthonormal basis of Y
     second half   B = Σ_b Qᵀ G_b     (w, C), and M = Σ_b |b| (QᵀG_b)(QᵀG_b)ᵀ
 
-with directions from B, and curvatures aᵀMa of its left vectors a.
+with directions σ a vᵀ from the mean of B. What the first half has of one is estimated from its sketch, aᵀQᵀY along Ωᵀv.
+The mean of |b|‖aᵀQᵀG_b‖² = aᵀMa has a signal, which is that of |b|‖G_b v‖², and noise in C entries in place of J.
 """
 
 from __future__ import annotations
@@ -179,7 +180,7 @@ class Sketched(_Halves):
         # Drawn on the CPU, so that every device has the same numbers.
         self._test = torch.randn(columns, width, generator=generator, dtype=torch.float64).to(self.zero)
         self._sum, self._moment = self.zero.new_zeros(rows, width), self.zero.new_zeros(width, width)
-        self._seen = self.zero.clone()
+        self._seen, self._rows = self.zero.clone(), self.zero.clone()
 
     def add(self, gradient: Tensor, rows: int, weight: Tensor) -> None:
         """Add the gradient of a batch."""
@@ -192,10 +193,11 @@ class Sketched(_Halves):
         self._sum += weight * part
         self._moment.addmm_(part, part.mT, alpha=rows)
         self._seen += 1
+        self._rows += rows
 
     def sums(self) -> list[Tensor]:
         """The sums of this half."""
-        return [self._sum, *self.counted(), *([self._seen, self._moment] if self.half else [])]
+        return [self._sum, *self.counted(), *([self._seen, self._rows, self._moment] if self.half else [])]
 
     def end_half(self) -> None:
         """Find the range of the gradient after the first half."""
@@ -208,13 +210,18 @@ class Sketched(_Halves):
 
     def components(self, view: str) -> Components:
         """Directions of the second half inside the range of the first, with their worth."""
-        mean = self._sum / self.count[1].clamp(min=1e-12)
-        a, sigma, v = decompose.plain(mean, self._most)
-        h = (a * (self._moment @ a)).sum(0) / (self._seen.clamp(min=1) * len(v))
-        scores = _worth(sigma.square(), h)
-        rest = (_worth(mean.square().sum(), self.importance) - scores.sum()).clamp(min=0)
+        mean, most, seen = self._sum / self.count[1].clamp(min=1e-12), self._most, self._seen.clamp(min=1)
+        a, sigma, v = decompose.plain(mean, len(mean))
+        along = v.mT @ self._omega
+        first = ((a.mT @ (self._range.mT @ self._first)) * along).sum(1) / along.square().sum(1).clamp(min=1e-30)
+        products = sigma * first
+        energy = (a * (self._moment @ a)).sum(0) / seen
+        signal = torch.minimum(products.clamp(min=0) * self._rows / seen, energy)
+        h = ((energy - signal) / len(v) + signal / len(self._range))[:most]
+        scores = _worth(products[:most], h)
+        rest = (_worth(products.sum(), self.importance) - scores.sum()).clamp(min=0)
         rate = 1 / math.sqrt(len(self._range) * float(h.mean()) + 1e-30)
-        return Components(scores, v, rest, rate)
+        return Components(scores, v[:, :most], rest, rate)
 
 
 def _worth(product: Tensor, curvature: Tensor) -> Tensor:
