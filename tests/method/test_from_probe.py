@@ -1,0 +1,505 @@
+"""A task on a given base starts at the probe: what it owns, what it costs, and that training never makes it worse."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from halrp import (
+    Delta,
+    Exact,
+    Flat,
+    FromProbe,
+    GradientNorm,
+    Halrp,
+    Learner,
+    Legacy,
+    Progress,
+    Recipe,
+    WarmUp,
+    Whitened,
+)
+from halrp.errors import BudgetTooSmall, ModelError, SettingError
+from halrp.method import probe
+from halrp.method.from_probe import OFFERS
+from halrp.method.outcome import outcome_of
+from halrp.method.start import Starts
+from halrp.model.base import Base
+from halrp.model.task_parts import kind_of, name_of
+from halrp.provenance import method_settings, recalled_method
+from halrp.store import task_file
+from halrp.training.loop import Training
+from tests.helpers import CLASSES, FAST, address, digest, drawn, net, tiny_task
+
+ROOMY = Halrp.budget(growth_per_task=0.9)
+LONGER = Recipe(epochs=25, batch=8, lr=0.01)
+KINDS = ("mlp", "conv", "transformer", "gru", "grouped")
+HEADS = {"mlp": "4", "conv": "fc", "transformer": "fc", "gru": "fc", "grouped": "fc"}
+
+
+def learner(kind: str = "conv", method: Halrp = ROOMY, recipe: Recipe = FAST, **settings: Any) -> Learner:
+    return Learner(net(kind), method=method, recipe=recipe, base="given", **settings)
+
+
+def stored(delta: Delta) -> set[str]:
+    """The parts of a task's file besides its head."""
+    head = delta.layout.head
+    return {key for key in delta.precisions if name_of(key) not in head}
+
+
+def head_alone(delta: Delta) -> bool:
+    return not stored(delta)
+
+
+# ---- where fine-tuning starts ---------------------------------------------------------------------------------------
+
+
+class Caught(FromProbe):
+    """A start at the probe that shows what it found, and the head that it fitted."""
+
+    starts: ClassVar[Starts]
+    fitted: ClassVar[probe.Probe | None]
+
+    def __call__(self, *arguments: Any) -> Starts:
+        Caught.starts = super().__call__(*arguments)
+        return Caught.starts
+
+    def _fit_head(self, *arguments: Any) -> probe.Probe | None:
+        Caught.fitted = super()._fit_head(*arguments)
+        return Caught.fitted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_where_fine_tuning_starts_are_those_of_the_probe(kind: str) -> None:
+    x, y = tiny_task(kind)
+    result = learner(kind, replace(ROOMY, start=Caught()))
+    result.learn("a", (x, y), val=tiny_task(kind, 1))
+    base, ((_, start),), owned = result._committed.ready, Caught.starts.by_view.items(), Caught.starts.owned
+    assert owned.keys() == base.layout.head
+    view = base.tuning_view(start.factors, {**owned, **start.small, **start.dense}, CLASSES).eval()
+    expected, head = net(kind).eval(), HEADS[kind]
+    assert Caught.fitted is not None
+    expected.set_submodule(head, Caught.fitted.head)
+    with torch.no_grad():
+        torch.testing.assert_close(view(x), expected(x), rtol=1e-4, atol=1e-5)
+    assert start.factors or start.small or start.dense  # else nothing is compared
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_task_is_learned_in_every_model_and_nothing_of_the_base_changes(kind: str) -> None:
+    model, (x, y) = net(kind), tiny_task(kind, examples=48)
+    before = digest(model)
+    result = Learner(model, method=ROOMY, recipe=LONGER, base="given")
+    base = digest(result._committed.ready.module)
+    result.learn("a", (x, y), val=(x, y))
+    assert float((result.predict(x, "a").argmax(1) == y).float().mean()) > 0.9
+    assert digest(model) == before
+    assert digest(result._committed.ready.module) == base
+
+
+class TwiceTheHead(nn.Module):
+    """A network whose outputs are not its head's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(10, 12), nn.Linear(12, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.body(x).relu())
+        return 2 * outputs
+
+
+def test_a_head_whose_outputs_are_processed_is_trained_through_the_network_first() -> None:
+    stages: list[str] = []
+
+    def progress(at: Progress) -> None:
+        stages.append(at.stage)
+
+    data = tiny_task("mlp")
+    result = Learner(drawn(TwiceTheHead), head="head", recipe=FAST, method=ROOMY, base="given", progress=progress)
+    result.learn("a", data, val=data)
+    assert stages[0] == "warm-up"
+    assert outcome_of(result.tasks["a"].provenance) is not None
+
+
+def test_a_head_that_is_not_fitted_is_drawn() -> None:
+    probes = {}
+    for head in ("probe", "random"):
+        result = learner("mlp", replace(ROOMY, start=FromProbe(head=head)))  # type: ignore[arg-type]
+        outcome = outcome_of(result.learn("a", tiny_task("mlp"), val=tiny_task("mlp")).provenance)
+        assert outcome is not None
+        probes[head] = outcome.start
+    assert probes["probe"].loss < 0.5 * probes["random"].loss
+
+
+# ---- what trains and what is stored ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("growth", [0.2, 0.9])
+def test_only_chosen_parts_are_stored_and_all_else_is_the_bases_own_memory(kind: str, growth: float) -> None:
+    result = learner(kind, Halrp.budget(growth_per_task=growth), LONGER)
+    data = tiny_task(kind)
+    delta = result.learn("a", data, val=data)
+    base = result._committed.ready
+    view = base.serving_view(delta)
+    own = {name_of(key) for key in delta.precisions}
+    originals = base.tensors
+    shared = {n: t for n, t in (*view.named_parameters(), *view.named_buffers()) if n in originals and n not in own}
+    assert shared
+    for name, tensor in shared.items():
+        assert address(tensor.detach()) == address(originals[name])
+    assert {kind_of(key) for key in delta.precisions} <= {"r", "s", "p", "q", "plain", "dense"}
+    for name in delta.dense:
+        assert not {f"r/{name}", f"s/{name}", f"p/{name}"} & delta.precisions.keys()
+
+
+def test_only_what_is_stored_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[int] = []
+    make = Training.__init__
+
+    def recorded(self: Training, module: nn.Module, groups: Any, *arguments: Any, **options: Any) -> None:
+        trained.append(sum(parameter.numel() for group in groups for parameter in group.parameters))
+        assert sum(p.numel() for p in module.parameters() if p.requires_grad) == trained[-1]
+        make(self, module, groups, *arguments, **options)
+
+    monkeypatch.setattr(Training, "__init__", recorded)
+    data = tiny_task("conv")
+    # An epoch that changes nothing visible would be no better than the start: train long enough to be.
+    delta = learner("conv", Halrp.budget(growth_per_task=0.5), LONGER).learn("a", data, val=data)
+    assert not head_alone(delta)
+    factors = {n: dict(zip("rspq", f.tensors(), strict=True)) for n, f in delta.factors.items()}
+    entries = {key: factors.get(name_of(key), delta.owned).get(kind_of(key)) for key in delta.precisions}
+    owned = {key: delta.owned[name_of(key)] for key in delta.precisions if kind_of(key) in ("plain", "dense")}
+    assert trained == [sum(t.numel() for t in (entries | owned).values() if t is not None)]
+
+
+@pytest.mark.parametrize("validated", [True, False])
+def test_running_statistics_never_change(validated: bool) -> None:
+    result = learner("conv", recipe=LONGER)
+    data = tiny_task("conv")
+    delta = result.learn("a", data, val=data if validated else None)
+    module = result.module("a")
+    for name, buffer in net("conv").named_buffers():
+        assert torch.equal(module.get_buffer(name), buffer)
+    assert not any("running" in key or "num_batches" in key for key in delta.precisions)
+
+
+@pytest.mark.parametrize("part", OFFERS)
+def test_a_start_offers_the_kinds_of_parts_that_it_is_given(part: str) -> None:
+    result = learner("conv", Halrp(allocate=Flat(2), start=FromProbe(parts=(part,), redundant=True)), LONGER)
+    data = tiny_task("conv")
+    delta = result.learn("a", data, val=data)
+    roles = {"norms": "norm", "biases": "bias"}
+    for key in stored(delta):
+        kind = kind_of(key)
+        if part in roles:
+            assert kind == "plain"
+            assert delta.layout.by_name[name_of(key)].role == roles[part]
+        else:
+            assert kind in {"rows": "r", "columns": "s", "components": "pq", "others": ()}[part]
+    assert head_alone(delta) == (part == "others")  # there are none
+
+
+def offered(redundant: bool) -> set[str]:
+    result = learner("conv", Halrp(allocate=Flat(2), start=FromProbe(redundant=redundant)))
+    result.learn("a", tiny_task("conv"), val=tiny_task("conv"))
+    return set(result.scores["a"])
+
+
+def test_row_scales_and_biases_before_a_norm_are_offered_only_on_request() -> None:
+    extra = {"r/features.0.weight", "plain/features.0.bias", "r/conv.weight"}
+    assert offered(redundant=True) - offered(redundant=False) == extra
+
+
+def test_without_components_nothing_is_predicted_of_them_and_the_file_is_read_again(tmp_path: Path) -> None:
+    result = learner("gru", Halrp(allocate=Flat(1), start=FromProbe(parts=("columns", "biases"))), LONGER)
+    data = tiny_task("gru")
+    delta = result.learn("a", data, val=data)
+    result.save(tmp_path)
+    loaded = Learner.load(tmp_path, net("gru"))
+    assert torch.equal(loaded.predict(data[0], "a"), result.predict(data[0], "a"))
+    assert task_file.write(loaded.tasks["a"]) == task_file.write(delta)
+    assert {layer.predicted for layer in delta.recovered.values()} == {0.0}
+
+
+# ---- budgets --------------------------------------------------------------------------------------------------------
+
+
+def smallest(kind: str) -> int:
+    with pytest.raises(BudgetTooSmall) as refusal:
+        learner(kind, Halrp.budget(10)).learn("a", tiny_task(kind), val=tiny_task(kind))
+    return int(str(refusal.value).split("at least ")[1].split(", use")[0].replace(",", ""))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_are_at_most_their_budgets_down_to_the_head_alone(kind: str) -> None:
+    least = smallest(kind)
+    data = tiny_task(kind)
+    sizes = []
+    for more in (0, 1, 8, 30, 100, 400, 2_500, 100_000):
+        delta = learner(kind, Halrp.budget(least + more), replace(LONGER, epochs=3)).learn("a", data, val=data)
+        assert delta.bytes == len(task_file.write(delta)) <= least + more
+        assert more or head_alone(delta)
+        sizes.append(delta.bytes)
+    assert max(sizes) > least + 200
+
+
+@pytest.mark.parametrize("kind", ["mlp", "conv"])
+def test_less_than_the_head_is_refused_before_anything_is_built(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    least = smallest(kind)
+
+    def build(*_: object) -> None:
+        raise AssertionError("something is built or trained")
+
+    monkeypatch.setattr(Base, "owning_copy", build)
+    monkeypatch.setattr(Training, "run", build)
+    with pytest.raises(BudgetTooSmall, match=f"at least {least:,}"):
+        learner(kind, Halrp.budget(least - 1)).learn("a", tiny_task(kind), val=tiny_task(kind))
+
+
+# ---- never worse than the probe -------------------------------------------------------------------------------------
+
+
+DESTROYING = Recipe(epochs=3, batch=8, lr=2.0)
+"""Steps that leave nothing of what a network has learned."""
+STILL = Recipe(epochs=2, batch=8, lr=1e-30)
+
+
+def noisy_task(kind: str, seed: int) -> dict[str, Any]:
+    """A task that nobody can learn without error, and validation data."""
+    generator = torch.Generator().manual_seed(seed)
+    x, y = tiny_task(kind, seed, examples=60)
+    if kind != "gru":
+        x = x + 2.5 * torch.randn(x.shape, generator=generator)
+    return {"train": (x[:30], y[:30]), "val": (x[30:], y[30:])}
+
+
+def score(result: Learner, data: Mapping[str, Any]) -> float:
+    x, y = data["val"]
+    return float((result.predict(x, "a").argmax(1) == y).double().mean())
+
+
+@pytest.mark.parametrize("recipe", [DESTROYING, Recipe(epochs=6, batch=8, lr=0.02)], ids=["destroying", "learning"])
+@pytest.mark.parametrize("kind", ["mlp", "conv"])
+def test_with_validation_data_no_committed_task_scores_less_than_the_probe(kind: str, recipe: Recipe) -> None:
+    epochs = set()
+    for seed in range(4):
+        data = noisy_task(kind, seed)
+        result, still = (learner(kind, recipe=each, seed=seed) for each in (recipe, STILL))
+        delta, at_probe = (each.learn("a", **data) for each in (result, still))
+        outcome = outcome_of(delta.provenance)
+        assert outcome is not None
+        # The probe's own score is before its head is rounded to int8, which may change an example.
+        assert score(result, data) >= min(outcome.start.score, score(still, data)) - 1e-4
+        assert score(result, data) == pytest.approx(outcome.end.score, abs=1e-4)
+        assert head_alone(at_probe)
+        epochs.add(outcome.epoch)
+    assert (0 in epochs) if recipe is DESTROYING else (epochs - {0})
+
+
+def test_where_training_destroys_the_network_the_head_alone_is_committed_in_a_small_file() -> None:
+    trusting = replace(ROOMY, start=FromProbe(held_out=0))
+    committed, largest = 0, learner("conv", trusting).learn("a", tiny_task("conv")).bytes
+    for seed in range(4):
+        data = noisy_task("conv", seed)
+        result = learner("conv", recipe=DESTROYING, seed=seed)
+        delta = result.learn("a", **data)
+        outcome = outcome_of(delta.provenance)
+        assert outcome is not None
+        if outcome.epoch == 0:
+            committed += 1
+            assert head_alone(delta)
+            assert delta.bytes < 0.5 * largest
+            assert {layer.share for layer in delta.recovered.values()} == {0.0}
+            assert "no epoch was better" in str(outcome)
+    assert committed
+
+
+@pytest.mark.parametrize("patience", [None, 3])
+def test_the_committed_epoch_is_reported(patience: int | None) -> None:
+    recipe = replace(LONGER, patience=patience)
+    for seed in range(3):
+        delta = learner("conv", recipe=recipe, seed=seed).learn("a", **noisy_task("conv", seed))
+        outcome = outcome_of(delta.provenance)
+        assert outcome is not None
+        assert (outcome.epoch == 0) == head_alone(delta)
+        assert outcome.epoch in ((0, recipe.epochs) if patience is None else range(recipe.epochs + 1))
+
+
+def test_without_validation_data_nothing_is_reported() -> None:
+    delta = learner("mlp").learn("a", tiny_task("mlp"))
+    assert outcome_of(delta.provenance) is None
+
+
+# ---- a rehearsal without validation data ----------------------------------------------------------------------------
+
+
+def stages(**settings: Any) -> list[str]:
+    names: list[str] = []
+
+    def progress(at: Progress) -> None:
+        if at.step == 0 and at.stage not in names:
+            names.append(at.stage)
+
+    data = settings.pop("data", None) or {"train": tiny_task("mlp")}
+    learner("mlp", progress=progress, **settings).learn("a", **data)
+    return names
+
+
+def test_without_validation_data_training_is_rehearsed_on_a_part_of_the_data() -> None:
+    assert stages() == ["rehearsal of fine-tune: mean", "fine-tune: mean"]
+    assert stages(data={"train": tiny_task("mlp"), "val": tiny_task("mlp")}) == ["fine-tune: mean"]
+    assert stages(method=replace(ROOMY, start=FromProbe(held_out=0))) == ["fine-tune: mean"]
+    assert stages(data={"train": tiny_task("mlp", examples=9)}) == ["fine-tune: mean"]
+
+
+def test_where_the_rehearsal_destroys_the_network_the_head_alone_is_committed() -> None:
+    x, y = tiny_task("mlp", examples=60)
+    recipe = replace(DESTROYING, lr=20.0)
+    assert head_alone(learner("mlp", recipe=recipe).learn("a", (x, y)))
+    trusting = replace(ROOMY, start=FromProbe(held_out=0))
+    assert not head_alone(learner("mlp", trusting, recipe).learn("a", (x, y)))
+
+
+# ---- which start ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    names: list[str] = []
+    for kind in (FromProbe, WarmUp):
+        call = kind.__call__
+
+        def recorded(self: Any, *arguments: Any, call: Any = call) -> Starts:
+            names.append(type(self).__name__)
+            result: Starts = call(self, *arguments)
+            return result
+
+        monkeypatch.setattr(kind, "__call__", recorded)
+    return names
+
+
+@pytest.mark.parametrize(
+    ("base", "method", "expected"),
+    [
+        ("given", ROOMY, "FromProbe"),
+        ("given", Halrp.paper(), "WarmUp"),
+        ("given", Halrp.official(), "WarmUp"),
+        ("given", replace(ROOMY, decompose=Whitened()), "WarmUp"),
+        ("given", replace(ROOMY, start=WarmUp()), "WarmUp"),
+        ("first", ROOMY, "WarmUp"),
+        ("first", Halrp(allocate=Flat(2), start=FromProbe()), "FromProbe"),
+    ],
+)
+def test_the_base_decides_what_the_method_leaves_open(
+    called: list[str], base: Any, method: Halrp, expected: str
+) -> None:
+    result = Learner(net("mlp"), method=method, recipe=FAST, base=base)
+    for name in "ab":
+        result.learn(name, tiny_task("mlp"), val=tiny_task("mlp", 1))
+    assert set(called) == {expected}
+
+
+def test_a_learner_of_a_store_starts_as_the_one_that_made_it(called: list[str], tmp_path: Path) -> None:
+    for base in ("first", "given"):
+        folder = tmp_path / base
+        result = Learner(net("mlp"), method=ROOMY, recipe=FAST, base=base, store=folder)
+        for name in "ab":
+            result.learn(name, tiny_task("mlp"), val=tiny_task("mlp"))
+        loaded = Learner.load(folder, net("mlp"))
+        for each in (result, loaded):
+            each._committed.store = None
+            each.learn("c", tiny_task("mlp", 1), val=tiny_task("mlp", 1))
+        assert task_file.write(result.tasks["c"]) == task_file.write(loaded.tasks["c"])
+    assert called == ["WarmUp"] * 3 + ["FromProbe"] * 4
+
+
+class Here:
+    """An engine that works at once."""
+
+    def submit(self, function: Any, *arguments: Any) -> Any:
+        result = function(*arguments)
+        return type("Done", (), {"result": lambda self: result})()
+
+
+@pytest.mark.parametrize("base", ["first", "given"])
+def test_workers_start_as_the_learner_would(base: Any, called: list[str]) -> None:
+    tasks = {name: (tiny_task("mlp", i), tiny_task("mlp", i)) for i, name in enumerate("abc")}
+    written = []
+    for engine in (None, Here()):
+        result = Learner(net("mlp"), method=ROOMY, recipe=FAST, base=base)
+        written.append([task_file.write(delta) for delta in result.learn_many(tasks, engine).values()])
+    assert written[0] == written[1]
+    assert set(called) == {{"first": "WarmUp", "given": "FromProbe"}[base]}
+
+
+def test_a_start_that_is_left_open_leaves_settings_as_they_were_and_any_other_is_recalled() -> None:
+    assert "start" not in method_settings(Halrp.budget())
+    for start in (FromProbe(), FromProbe(parts=("rows", "norms"), examples=100, held_out=0), WarmUp()):
+        method = replace(Halrp.budget(), start=start)
+        assert recalled_method({"method": method_settings(method)}) == method
+
+
+# ---- refusals -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("choice", "named"),
+    [
+        ({"decompose": Whitened()}, "decompose=Whitened"),
+        ({"scales": Legacy()}, "scales=Legacy"),
+        ({"scales": Exact(3)}, "scales=Exact"),
+        ({"importance": GradientNorm()}, "importance=GradientNorm"),
+        ({"initial": "random"}, "initial='random'"),
+    ],
+)
+def test_choices_that_would_have_no_effect_are_refused(choice: dict[str, Any], named: str) -> None:
+    with pytest.raises(SettingError, match=r"start=WarmUp\(\)") as refusal:
+        Halrp(allocate=Flat(3), start=FromProbe(), **choice)
+    assert named in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        *((name, value) for name in ("examples", "components") for value in (0, -3, 1.5)),
+        *(("held_out", value) for value in (-0.1, 0.6, float("nan"), "0.2")),
+        ("head", "drawn"),
+        ("precision", "int7"),
+        ("parts", ("rows", "cows")),
+    ],
+)
+def test_settings_out_of_range_are_refused_by_name(setting: str, value: Any) -> None:
+    with pytest.raises(SettingError, match=rf"FromProbe\({setting}="):
+        FromProbe(**{setting: value})
+
+
+def test_a_start_without_its_calls_is_refused() -> None:
+    with pytest.raises(SettingError, match="start='probe'"):
+        Halrp(allocate=Flat(3), start="probe")  # type: ignore[arg-type]
+
+
+class Idle(nn.Module):
+    """A network with a layer that it does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.idle, self.head = nn.Linear(10, 16), nn.Linear(16, 16), nn.Linear(16, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.used(x).relu())
+        return outputs
+
+
+def test_a_weight_that_no_gradient_reaches_is_refused_by_name() -> None:
+    result = Learner(drawn(Idle), head="head", method=ROOMY, recipe=FAST, base="given")
+    with pytest.raises(ModelError, match=r"idle\.weight had no gradient"):
+        result.learn("a", tiny_task("mlp"))
+    assert not result.tasks
