@@ -3,7 +3,7 @@
 Each measurement is a process of its own on one thread. It learns a tiny task, so that everything is imported, builds
 the network and the data, then learns, and reports by how much its peak resident memory exceeds the resident memory
 before. "full" trains every weight of the network in place with torch's Adam. "delta" is a whole `learn` with the
-default method: start from gradients, fine-tuning, checks and commit. Both have the same batches: 64 images of 3×32×32
+default method: start at the probe, fine-tuning, checks and commit. Both have the same batches: 64 images of 3×32×32
 for ResNet18, 32 sequences of 64 tokens for the architecture of MiniLM-L6. The allocator gives freed blocks back at once
 (`MALLOC_MMAP_THRESHOLD_`), so that the peak is what is needed, and not what is left between blocks.
 

@@ -1,7 +1,7 @@
-"""What each start of a delta is worth on a given base: accuracy from gradients, from a warm-up, and without components.
+"""What each start of a delta is worth on a given base: accuracy at the probe, from a warm-up, and without components.
 
 A network is trained on the first task of a stream and given as the base of the next ones, each learned by itself with
-20 epochs. "gradients" and "warm-up" have the same bound in bytes; "no components" trains head, norms, biases and scales
+20 epochs. "probe" and "warm-up" have the same bound in bytes; "no components" trains head, norms, biases and scales
 and nothing else. All of them see the same base, data and seeds, so differences to "no components" are paired: their
 error is the standard error over seeds, each of which is another base, other images and the mean over its tasks.
 
@@ -26,12 +26,12 @@ from torch import nn
 from halrp import Halrp, Learner, Recipe
 from halrp.lab import backbones
 from halrp.lab.streams import Task, load
-from halrp.method.allocate import Flat
-from halrp.method.gradients import Gradients
+from halrp.method.from_probe import OFFERS, FromProbe
 from halrp.method.warm_up import WarmUp
 from halrp.store import atomic
 
 RECIPE = Recipe(epochs=20, batch=32)
+"""For bases and warm-ups; tasks that start at the probe have the same epochs and batch, and rates by curvature."""
 BOUND = 0.03
 """Bytes of a task's file, as a share of the base's."""
 NONE = "no components"
@@ -44,9 +44,9 @@ def methods(base_bytes: int) -> dict[str, Halrp]:
     """The starts that are compared."""
     bound = Halrp.budget(bytes_per_task=max(20_000, int(BOUND * base_bytes)))
     return {
-        "gradients": replace(bound, start=Gradients()),
+        "probe": replace(bound, start=FromProbe()),
         "warm-up": replace(bound, start=WarmUp()),
-        NONE: replace(bound, start=Gradients(), allocate=Flat(0)),
+        NONE: replace(bound, start=FromProbe(parts=tuple(part for part in OFFERS if part != "components"))),
     }
 
 
@@ -71,7 +71,8 @@ def measure(stream_name: str, seed: int, data: str | None) -> dict[str, dict[str
     model = pretrained(backbone, stream.shape, stream[0], seed)
     results: dict[str, dict[str, float]] = {}
     for name, method in methods(sum(p.numel() * 4 for p in model.parameters())).items():
-        learner = Learner(model, method=method, recipe=RECIPE, seed=seed, base="given", progress=None)
+        recipe = RECIPE if isinstance(method.start, WarmUp) else Recipe.auto(epochs=RECIPE.epochs, batch=RECIPE.batch)
+        learner = Learner(model, method=method, recipe=recipe, seed=seed, base="given", progress=None)
         rows = []
         for position in range(1, 1 + TASKS):
             task = stream[position]

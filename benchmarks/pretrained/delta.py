@@ -10,11 +10,8 @@ from torch import nn
 
 from benchmarks.pretrained.domain import Domain, Task
 from benchmarks.pretrained.methods import Setting, Stored
-from benchmarks.pretrained.training import predict
+from benchmarks.pretrained.training import EPOCHS, predict
 from halrp import Halrp, Learner, Recipe
-
-RECIPE: Recipe | None = None
-"""How tasks are trained; None is the library's default."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +26,13 @@ class Delta:
         return ({"bytes": self.bytes, "variant": self.variant},)
 
     def fit(self, domain: Domain, task: Task, setting: Setting) -> Iterator[Stored]:
-        """Learn the task with the library's defaults; the size is that of the task's file."""
+        """Learn the task as long as other methods do, all else by the library's defaults; its file counts."""
         learner = Learner(
             domain.base(),
             head=nn.Linear(domain.width, task.classes),
             base="given",
             method=Halrp.budget(bytes_per_task=setting["bytes"]),
-            recipe=RECIPE,
+            recipe=Recipe.auto(epochs=EPOCHS, batch=domain.batch(task.shots)),
             seed=task.seed,
             progress=None,
         )
