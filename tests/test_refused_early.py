@@ -90,9 +90,9 @@ def test_the_smallest_budget_of_the_error_suffices(kind: str, base: Any) -> None
         refused_or_learned(kind, base, smallest - 1)
     delta = refused_or_learned(kind, base, smallest)
     assert len(task_file.write(delta)) == delta.bytes <= smallest
-    whole = explain(net(kind), precision="int8").fixed_bytes  # of a task that owns all that tasks may own
-    assert whole is not None
-    assert smallest == whole if base == "first" else smallest < whole
+    stated = explain(net(kind), base=base).fixed_bytes  # for a recipe whose text is longer
+    assert stated is not None
+    assert smallest <= stated < smallest + 200
 
 
 @pytest.mark.usefixtures("unbuilt")

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from halrp import Halrp, Learner, Store, cli
+from halrp import Halrp, Learner, Store, cli, explain
 from halrp import __version__ as version
 from halrp.cli.app import app
 from halrp.errors import ModelError
@@ -114,8 +114,19 @@ def test_explain_prints_the_table_or_json() -> None:
     result = ran("explain", MODEL)
     assert result.code == 0
     assert "Smallest budget of a task" in result.out
-    facts = json.loads(ran("explain", MODEL, "--json", "--head", "hidden", "--precision", "int8").out)
-    assert (facts["head"], facts["precision"]) == ("hidden", "int8")
+    assert "What a budget buys" in result.out
+    facts = json.loads(ran("explain", MODEL, "--json", "--head", "hidden", "--precision", "float32").out)
+    assert (facts["head"], facts["precision"], facts["base"]) == ("hidden", "float32", "given")
+    assert json.loads(ran("explain", MODEL, "--json").out)["precision"] == Halrp.budget().precision
+
+
+def test_explain_counts_the_given_classes_on_the_given_base() -> None:
+    for base in ("given", "first"):
+        facts = json.loads(ran("explain", MODEL, "--json", "--classes", "7", "--base", base).out)
+        assert facts == json.loads(json.dumps(explain(build(), classes=7, base=base).to_json()))
+        assert bool(facts["budgets"]) is (base == "given")
+    result = ran("explain", MODEL, "--classes", "0")
+    assert (result.code, result.error.count("at least 1")) == (2, 1)
 
 
 def test_explain_exits_with_one_for_a_refused_model() -> None:

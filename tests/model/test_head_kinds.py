@@ -212,7 +212,7 @@ def test_explain_prices_a_task_with_the_head(name: str) -> None:
     rows = {row.name: row for row in explained.rows if row.role == "head" and row.kind == "owned" and row.shape}
     assert rows.keys() >= head.keys()
     sizes = [learner.learn(task, kind.task(number), classes=kind.outputs(number)) for number, task in enumerate("ab")]
-    heads = [sum(d.owned[n].numel() * d.owned[n].element_size() for n in head) for d in sizes]
+    heads = [sum(delta.stored[f"plain/{name}"].bytes for name in head) for delta in sizes]
     assert heads[1] - heads[0] == explained.class_bytes
     assert ("Each class more in the head" in str(explained)) is bool(kind.path)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import cast
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,8 +14,12 @@ from torch import Tensor, nn
 
 from halrp import Explanation, Halrp, Learner, Recipe, explain
 from halrp.errors import BudgetTooSmall, SettingError
+from halrp.method.from_probe import FromProbe
+from halrp.model.codec import Precision
 from halrp.objectives import Classification, MultiLabel, Objective, Regression
+from halrp.provenance import describe
 from halrp.tools.explain import MODEL, Row
+from halrp.tools.foreseen import EXAMPLES, NAME, BaseChoice, default_recipe
 from tests.helpers import FAST, digest, drawn, net, tiny_task
 
 
@@ -102,14 +107,16 @@ def by_name(explanation: Explanation) -> dict[str, Row]:
     return {row.name: row for row in explanation.rows}
 
 
-def test_treatment_of_a_residual_network() -> None:
-    rows = by_name(explain(ResNet()))
+@pytest.mark.parametrize("base", ["given", "first"])
+def test_treatment_of_a_residual_network(base: BaseChoice) -> None:
+    rows = by_name(explain(ResNet(), base=base))
     adapted = {name for name, row in rows.items() if row.kind == "adapted"}
     blocks = {f"layer{i}.0.conv{j}.weight" for i in (1, 2) for j in (1, 2)}
     assert adapted == {"conv1.weight", "layer2.0.downsample.0.weight"} | blocks
     statistics = [row for name, row in rows.items() if "running" in name or "num_batches" in name]
     assert len(statistics) == 3 * 6
-    assert all(row.kind == "owned" and row.role == "buffer" for row in statistics)
+    kind = "shared" if base == "given" else "owned"
+    assert all(row.kind == kind and row.role == "buffer" for row in statistics)
     assert rows["layer2.0.downsample.1.weight"].role == "norm"
     assert rows["fc.weight"].role == "head"
 
@@ -141,7 +148,9 @@ def test_a_rank_costs_a_column_and_a_row_in_every_view_and_precision() -> None:
         "mean": {"float32": 96, "bfloat16": 48, "int8": 32},
         "full": {"float32": 352, "bfloat16": 176, "int8": 96},
     }
-    assert rows["layer2.0.conv1.weight"].scale_bytes == 4 * (16 + 8)
+    assert rows["layer2.0.conv1.weight"].scale_bytes == 16 + 4 + 8 + 4
+    whole = by_name(explain(ResNet(), base="first"))
+    assert whole["layer2.0.conv1.weight"] == rows["layer2.0.conv1.weight"]
     pointwise = rows["layer2.0.downsample.0.weight"].rank_bytes
     assert pointwise["mean"] == pointwise["full"]
     linear = by_name(explain(ViT()))["blocks.0.fc1.weight"].rank_bytes
@@ -149,32 +158,58 @@ def test_a_rank_costs_a_column_and_a_row_in_every_view_and_precision() -> None:
 
 
 def test_costs_follow_the_models_own_floating_type() -> None:
-    single, double = explain(ResNet()), explain(ResNet().double())
+    single, double = explain(ResNet(), base="first"), explain(ResNet().double(), base="first")
     assert double.rank_bytes("mean", "float32") == 2 * single.rank_bytes("mean", "float32")
     assert double.rank_bytes("full", "int8") == single.rank_bytes("full", "int8")
-    assert double.fixed["scales"] == 2 * single.fixed["scales"]
-    assert double.class_bytes == 2 * single.class_bytes == 2 * 4 * 17
+    assert double.fixed["scales"] == single.fixed["scales"], "in int8"
+    assert double.class_bytes == single.class_bytes == 16 + 4 + 1
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("kind", MODELS)
-def test_the_fixed_part_is_the_smallest_budget_that_a_learner_accepts(kind: str, precision: str) -> None:
-    build, data = MODELS[kind]
-    model = drawn(build)
-    explanation = explain(model, precision=precision)  # type: ignore[arg-type]
-    assert explanation.fixed_bytes is not None
-
-    def learn(budget: int) -> int:
-        method = Halrp.budget(budget, precision=precision, view="mean")  # type: ignore[arg-type]
-        return Learner(model, base="given", method=method, recipe=FAST).learn("task", tiny_task(data)).bytes
-
-    assert learn(explanation.fixed_bytes) <= explanation.fixed_bytes
+def smallest_of(model: nn.Module, data: Any, base: BaseChoice, precision: Precision | None, **task: Any) -> int:
+    """The smallest budget that the error of a learner with the default recipe names."""
+    learner = Learner(model, base=base, method=Halrp.budget(bytes_per_task=1, precision=precision), progress=None)
+    if base == "first":
+        learner.recipe = FAST
+        learner.learn("first", data, **task)
+        learner.recipe = Recipe.auto()
     with pytest.raises(BudgetTooSmall) as refused:
-        learn(explanation.fixed_bytes - explanation.fixed["header"])
+        learner.learn(NAME, data, data, **task)
     needed = re.search(r"raise it to at least ([\d,]+)", str(refused.value))
     assert needed is not None
-    # The header is measured for a longer name and other settings than these.
-    assert 0 <= explanation.fixed_bytes - int(needed[1].replace(",", "")) < 150
+    return int(needed[1].replace(",", ""))
+
+
+@pytest.mark.parametrize("base", ["given", "first"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", None])
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_fixed_part_is_the_smallest_budget_that_a_learner_names(
+    kind: str, precision: Precision | None, base: BaseChoice
+) -> None:
+    build, data = MODELS[kind]
+    model = drawn(build)
+    explained = explain(model, base=base) if precision is None else explain(model, precision=precision, base=base)
+    assert explained.fixed_bytes == smallest_of(model, tiny_task(data, examples=EXAMPLES), base, precision)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_task_of_the_smallest_budget_fits_and_has_a_head_of_the_price_of_its_rows(kind: str) -> None:
+    build, data = MODELS[kind]
+    model = drawn(build)
+    explained = explain(model, classes=4)
+    assert explained.fixed_bytes is not None
+    assert explained.fixed.keys() == {"head", "header"}
+    learner = Learner(model, base="given", method=Halrp.budget(explained.fixed_bytes), recipe=FAST, progress=None)
+    delta = learner.learn("task", tiny_task(data, classes=4))
+    assert delta.bytes <= explained.fixed_bytes
+    head = {f"plain/{row.name}": row.fixed_bytes for row in explained.rows if row.fixed_bytes}
+    assert {key: delta.stored[key].bytes for key in head} == head
+    assert explained.fixed["head"] == sum(head.values())
+
+
+@pytest.mark.parametrize("base", ["given", "first"])
+def test_no_number_of_examples_has_a_longer_recipe_than_the_one_that_is_foreseen(base: BaseChoice) -> None:
+    lengths = {count: len(json.dumps(describe(default_recipe(count, base)))) for count in range(1, 3000)}
+    assert max(lengths.values()) == lengths[EXAMPLES]
 
 
 OBJECTIVES: dict[str, Objective] = {
@@ -185,23 +220,37 @@ OBJECTIVES: dict[str, Objective] = {
 }
 
 
+@pytest.mark.parametrize("base", ["given", "first"])
 @pytest.mark.parametrize("kind", OBJECTIVES)
-def test_the_smallest_budget_is_that_of_the_objective_and_its_width(kind: str) -> None:
+def test_the_smallest_budget_is_that_of_the_objective_and_its_width(kind: str, base: BaseChoice) -> None:
     objective, model = OBJECTIVES[kind], net("mlp")
-    x, y = tiny_task("mlp", classes=2)
+    x, y = tiny_task("mlp", classes=2, examples=EXAMPLES)
     targets = {"several labels": torch.eye(5)[y], "units": torch.stack([y, 1 - y], 1).float()}.get(kind, y)
-    explanation = explain(model, objective=objective)
+    explanation = explain(model, objective=objective, base=base)
     assert explanation.rows[-1].shape == (objective.outputs,)
-    assert explanation.fixed_bytes is not None
+    assert explanation.fixed_bytes == smallest_of(model, (x, targets), base, None, objective=objective)
 
-    def learner(bytes_: int) -> Learner:
-        method = Halrp.budget(bytes_per_task=bytes_, precision="float32")
-        return Learner(model, base="given", method=method, recipe=Recipe(epochs=2), progress=None)
 
-    # "20" epochs take one letter more than "2", and a header grows in words of 8 bytes.
-    learner(explanation.fixed_bytes).learn("n" * 40, (x, targets), objective=objective)
-    with pytest.raises(BudgetTooSmall):
-        learner(explanation.fixed_bytes - 9).learn("n" * 40, (x, targets), objective=objective)
+def test_classes_are_those_of_a_classification() -> None:
+    assert explain(net("mlp"), classes=7) == explain(net("mlp"), objective=Classification(7))
+    wider = explain(net("mlp"), classes=8).fixed["head"]
+    assert wider - explain(net("mlp"), classes=7).fixed["head"] == explain(net("mlp")).class_bytes == 12 + 4 + 1
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "classes and an objective": ({"classes": 5, "objective": MultiLabel(5)}, "classes=5, objective=MultiLabel.*give"),
+    "no number": ({"classes": 2.5}, "classes=2.5 is no number of classes"),
+    "no classes": ({"classes": 0}, "at least 1"),
+    "another base": ({"base": "second"}, "base='second'.*'given' or 'first'"),
+    "classes of a kept head": ({"classes": 5, "head": False}, "classes=5.*head=False.*3 outputs"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_settings_that_make_no_sense_are_refused(case: str) -> None:
+    settings, message = WRONG[case]
+    with pytest.raises(SettingError, match=message):
+        explain(net("mlp"), **settings)
 
 
 def test_outputs_that_are_picked_are_part_of_the_header() -> None:
@@ -209,15 +258,37 @@ def test_outputs_that_are_picked_are_part_of_the_header() -> None:
     assert 64 <= picked - plain <= 64 + 24
 
 
-def test_a_task_owns_exactly_the_rows_that_are_owned() -> None:
+def test_a_task_on_a_trained_base_owns_exactly_the_rows_that_are_owned() -> None:
     model = drawn(ResNet)
-    learner = Learner(model, base="given", recipe=FAST, method=Halrp.budget(20_000, view="mean"))
-    delta = learner.learn("task", tiny_task("conv"))
-    rows = by_name(explain(model))
+    learner = Learner(model, recipe=FAST, method=Halrp.budget(20_000, view="mean"), progress=None)
+    learner.learn("first", tiny_task("conv"))
+    delta = learner.learn("task", tiny_task("conv", 1))
+    rows = by_name(explain(model, base="first"))
     owned = {name for name, row in rows.items() if row.kind == "owned"}
     assert delta.owned.keys() - set(delta.dense) == owned
     fixed = sum(row.fixed_bytes for row in rows.values())
-    assert fixed == sum(t.numel() * t.element_size() for n, t in delta.owned.items() if n in owned)
+    assert fixed == sum(delta.stored[f"plain/{name}"].bytes for name in owned)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_what_a_task_on_a_given_base_stores_has_the_prices_of_its_rows(kind: str) -> None:
+    build, data = MODELS[kind]
+    model = drawn(build)
+    method = replace(Halrp.budget(100_000, view="mean"), start=FromProbe(held_out=0))
+    delta = Learner(model, base="given", recipe=FAST, method=method, progress=None).learn("task", tiny_task(data))
+    rows, stored = by_name(explain(model)), dict(delta.stored)
+    assert any(key[:6] != "plain/" or rows[key[6:]].optional_bytes for key in stored), "nothing but a head"
+    for name, row in rows.items():
+        if f"plain/{name}" in stored:
+            assert stored.pop(f"plain/{name}").bytes == row.fixed_bytes + row.optional_bytes
+        scales = [stored.pop(f"{part}/{name}").bytes for part in "rs" if f"{part}/{name}" in stored]
+        assert sum(scales) <= row.scale_bytes
+        assert len(scales) < 2 or sum(scales) == row.scale_bytes
+        if f"p/{name}" in stored:
+            prices = row.rank_bytes.get("mean", row.rank_bytes["full"])
+            both = stored.pop(f"p/{name}").bytes + stored.pop(f"q/{name}").bytes
+            assert both <= delta.ranks[name] * prices["int8"]  # less if zeros are left out
+    assert {key.partition("/")[0] for key in stored} <= {"dense"}
 
 
 def test_frozen_parameters_and_constant_buffers_are_shared_and_cost_nothing() -> None:
@@ -227,13 +298,13 @@ def test_frozen_parameters_and_constant_buffers_are_shared_and_cost_nothing() ->
     rows = by_name(explain(model))
     for name in ("0.weight", "scale"):
         assert rows[name].kind == "shared"
-        assert rows[name].fixed_bytes == rows[name].scale_bytes == 0
+        assert rows[name].fixed_bytes == rows[name].optional_bytes == rows[name].scale_bytes == 0
 
 
 def test_instance_norms_that_track_statistics_do_not_count_batches() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8, track_running_stats=True), nn.Flatten())
     model.append(nn.Linear(8, 3))
-    rows = by_name(explain(model))
+    rows = by_name(explain(model, base="first"))
     assert rows["1.running_mean"].kind == "owned"
     assert rows["1.num_batches_tracked"].kind == "shared"
 
@@ -289,6 +360,7 @@ def test_a_refused_model_is_explained_with_every_reason(case: str) -> None:
     assert {row.name for row in explanation.refused} == reasons.keys()
     assert all(re.search(reasons[row.name], row.why) for row in explanation.refused)
     assert explanation.fixed_bytes is None
+    assert explanation.budgets == ()
     assert f"{len(reasons)} refused" in str(explanation)
     json.dumps(explanation.to_json())
 
@@ -305,13 +377,15 @@ def test_the_head_may_be_named() -> None:
     assert rows["4.weight"].role != "head"
 
 
-def test_the_text_is_a_table_with_a_line_for_every_row_and_the_smallest_budget() -> None:
-    explanation = explain(ResNet(), precision="int8")
+@pytest.mark.parametrize("base", ["given", "first"])
+def test_the_text_is_a_table_with_a_line_for_every_row_and_the_smallest_budget(base: BaseChoice) -> None:
+    explanation = explain(ResNet(), base=base)
     lines = str(explanation).splitlines()
     assert all(any(line.startswith(f"{row.name} ") for line in lines) for row in explanation.rows)
     conv = next(line for line in lines if line.startswith("layer2.0.conv1.weight"))
-    assert re.search(r"adapted +16×8×3×3 +1,152 +32 / 96 +96 +rule for Conv2d$", conv)
+    assert re.search(r"adapted +16×8×3×3 +1,152 +32 / 96 +32 +rule for Conv2d$", conv)
     assert f"Smallest budget of a task: {explanation.fixed_bytes:,} =" in str(explanation)
+    assert ("What a budget buys" in str(explanation)) is ("optional" in lines[0]) is (base == "given")
 
 
 def test_json_holds_the_same_numbers() -> None:
@@ -321,6 +395,8 @@ def test_json_holds_the_same_numbers() -> None:
     row = next(row for row in read["rows"] if row["name"] == "patch_embed.weight")
     assert row["shape"] == [16, 3, 2, 2]
     assert row["rank_bytes"]["full"]["float32"] == 4 * (16 + 12)
+    assert read["base"] == "given"
+    assert [bought["bytes"] for bought in read["budgets"]] == [bought.bytes for bought in explanation.budgets]
 
 
 def test_explaining_changes_nothing_and_needs_no_memory_for_weights() -> None:
@@ -332,6 +408,10 @@ def test_explaining_changes_nothing_and_needs_no_memory_for_weights() -> None:
     with torch.device("meta"):
         empty = ResNet()
     assert explain(empty) == explanation
+
+
+def test_the_default_precision_is_that_of_the_default_method() -> None:
+    assert explain(net("mlp")).precision == Halrp.budget().precision == Halrp.budget(1_000).precision
 
 
 def test_an_unknown_precision_is_refused() -> None:

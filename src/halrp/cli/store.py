@@ -49,24 +49,38 @@ class StoredPrecision(StrEnum):
     int8 = "int8"
 
 
+class BaseOption(StrEnum):
+    """The base of tasks."""
+
+    given = "given"
+    first = "first"
+
+
 def explain_model(
     model: Model,
     head: Annotated[str | None, typer.Option(help="the classifier layer, if it is not the last one")] = None,
+    classes: Annotated[
+        int | None, typer.Option(help="the classes of a task; default: the model's outputs", show_default=False)
+    ] = None,
+    base: Annotated[
+        BaseOption, typer.Option(help="the model as it is given (pretrained), or as the first task trains it")
+    ] = BaseOption.given,
     precision: Annotated[
-        StoredPrecision, typer.Option(help="the precision in which tasks are stored")
-    ] = StoredPrecision.float32,
+        StoredPrecision, typer.Option(help="the precision in which components are stored")
+    ] = StoredPrecision.int8,
     as_json: Json = False,
 ) -> None:
     """Show which parameters of a model would be adapted, owned, shared or refused, why, and what they cost.
 
-    The last lines give the smallest budget that a task can have. Exits with 1 if the model is refused.
+    The last lines give the smallest budget that a task can have, and on a given base what some budgets buy. Exits with
+    1 if the model is refused.
 
-    Example: halrp explain my_models:resnet --head fc
+    Example: halrp explain my_models:resnet --head fc --classes 5
     """
     from halrp.tools.explain import explain
 
     stored: Precision = precision.value
-    explanation = explain(load_model(model), head, stored)
+    explanation = explain(load_model(model), head, stored, classes=classes, base=base.value)
     echo_block(json.dumps(explanation.to_json(), indent=1) if as_json else str(explanation))
     if explanation.refused:
         raise typer.Exit(1)

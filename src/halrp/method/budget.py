@@ -88,8 +88,7 @@ class Budget:
             return int(self.growth * base.parameters)
         if self.bytes is not None:
             return int(self.bytes)
-        share = int(DEFAULT_SHARE * base.bytes)
-        return share if smallest <= share else DEFAULT_TIMES * smallest
+        return default_bound(base, smallest)
 
     def allocate(self, options: Mapping[str, LayerOptions], costs: TaskCosts, base: Size) -> Allocation:
         """Choose ranks so that fixed part, scales and components stay within the bound."""
@@ -155,6 +154,12 @@ class Budget:
             f"(largest: {largest}); raise it to at least {enough}, use a narrower head, or freeze parameters "
             "that tasks may share"
         )
+
+
+def default_bound(base: Size, smallest: int) -> int:
+    """The bytes that a task's file may have if no bound is given and it has `smallest` without a component."""
+    share = int(DEFAULT_SHARE * base.bytes)
+    return share if smallest <= share else DEFAULT_TIMES * smallest
 
 
 def smallest_bytes(file_bytes: FileBytes, weights: Iterable[str]) -> int:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from halrp.method.protocols import Allocator, FixedCost, TaskCosts
@@ -77,11 +78,9 @@ class Costs:
         return Size(sum(sides), sum(part_bytes((side,), self.rest, slot.itemsize) for side in sides))
 
     def kept(self, name: str) -> Precision:
-        """The precision of a tensor that a task owns in any case: a variance must stay one, and a number a number."""
+        """The precision of a tensor that a task owns in any case."""
         slot = self.layout.by_name[name]
-        if slot.kind != "buffer" or self.rest == "float32":
-            return self.rest
-        return "bfloat16" if slot.torch_dtype.is_floating_point and slot.itemsize > 2 else "float32"
+        return buffer_precision(slot.torch_dtype, self.rest) if slot.kind == "buffer" else self.rest
 
     def _whole(self, owned: Mapping[str, tuple[int, ...]], view: str) -> TaskCosts:
         if self.rest != "float32":
@@ -110,6 +109,13 @@ class Costs:
 
         slots = self.layout.by_name
         return TaskCosts([_part_cost(slots[n], shape, self.kept(n)) for n, shape in owned.items()], file_bytes)
+
+
+def buffer_precision(dtype: torch.dtype, rest: Precision) -> Precision:
+    """The precision of a buffer among tensors of the precision `rest`: a variance must stay one, a number a number."""
+    if rest == "float32":
+        return rest
+    return "bfloat16" if dtype.is_floating_point and dtype.itemsize > 2 else "float32"
 
 
 def stored_parts(chosen: Iterable[str], dense: Collection[str]) -> list[str]:

@@ -1,11 +1,14 @@
 """What the library would do with a model, before anything is trained: the first thing to run on a new one.
 
 `explain` shows for every parameter whether a task adapts it, owns it or shares it, and why; what one rank of it costs;
-and what a task costs before its first rank. That last number is the smallest budget a task can have. A model that
-cannot be learned on is explained too: what is wrong with it has rows of its own.
+and what a task costs at least: the smallest budget it can have. A model that cannot be learned on is explained too:
+what is wrong with it has rows of its own.
 
 An adapted weight W (J, I, *kernel) has scales r (J,) and s (I,), and each rank is a column of p (J,) and a row of q.
 That row has I entries, or I·K for a convolution that keeps its K kernel positions: two views, two prices.
+
+On a given base a task stores its head, and of all else what is worth its bytes (`budgets`). On a base that the first
+task trains, a task owns all that is not adapted, and both scales of every adapted weight.
 """
 
 from __future__ import annotations
@@ -13,35 +16,33 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from halrp._version import __version__
 from halrp.errors import HeadError, SettingError
 from halrp.method.budget import smallest_bytes
 from halrp.method.method import Halrp
-from halrp.method.protocols import Allocator
+from halrp.method.task_costs import buffer_precision, part_bytes
 from halrp.model.appended import WithHead, with_head
 from halrp.model.call import Call, Pick
 from halrp.model.codec import PRECISIONS, Precision
 from halrp.model.costs import weight_costs
-from halrp.model.description import Description
-from halrp.model.file_size import planned_bytes
-from halrp.model.layers.head import outputs_of
-from halrp.model.layout import Layout
-from halrp.model.plan import ParameterPlan, Plan, Problem, Role, examine, trained_buffers
-from halrp.objectives import Classification, Objective, described
-from halrp.provenance import call_settings, describe
+from halrp.model.plan import ParameterPlan, Problem, Role, examine, trained_buffers
+from halrp.objectives import Classification, Objective
+from halrp.objectives.labels import given_classes
 from halrp.text import printable
-from halrp.training.recipe import Recipe
+from halrp.tools import budgets
+from halrp.tools.budgets import Bought
+from halrp.tools.foreseen import BaseChoice, Foreseen
+from halrp.tools.text_table import lines_of
 
 MODEL = "(model)"
 """The name of a row about the model as a whole."""
-NAME = "n" * 40
-"""Stands for the name of a task when the size of its file is computed."""
+DEFAULT_PRECISION: Precision = Halrp.budget().precision
+"""What the default method stores components in."""
 _PLURALS = {"weight": "small weights", "bias": "biases", "norm": "norms", "other": "others", "buffer": "buffers"}
 
 
@@ -62,9 +63,11 @@ class Row:
     scale_bytes: int = 0
     """Of an adapted weight: what r and s cost."""
     fixed_bytes: int = 0
-    """Of an owned tensor: what the private copy costs."""
-    outputs: int = 0
-    """Of a tensor of the head: for how many outputs it is; 0 if it is the same for any number."""
+    """Of an owned tensor that every task stores: what the private copy costs."""
+    optional_bytes: int = 0
+    """Of an owned tensor that a task stores if it is worth that: what the private copy costs."""
+    class_bytes: int = 0
+    """Of a tensor of the head: what one class more costs."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +81,15 @@ class Explanation:
     precision: Precision
     """In which precision the printed table counts a rank."""
     fixed: Mapping[str, int]
-    """Bytes that a task pays before its first rank, by what they pay for; empty if the model is refused.
+    """Bytes of a task that stores what every task must, by what they pay for; empty if the model is refused.
 
-    "header" is all else in a task's file: ranks, settings and provenance, for the default method and recipe, a name of
-    40 letters, the given objective and no class names.
+    "header" is all else in a task's file: ranks, settings and provenance, for the default method and recipe, validation
+    data, a name of 40 letters, the given objective and no class names.
     """
+    base: BaseChoice = "given"
+    """Whose base the tasks have: the model as it is given, or as the first task trains it."""
+    budgets: tuple[Bought, ...] = ()
+    """What some budgets buy, on a given base."""
 
     @property
     def fixed_bytes(self) -> int | None:
@@ -102,7 +109,7 @@ class Explanation:
     @property
     def class_bytes(self) -> int:
         """What one class more in the head costs."""
-        return sum(row.fixed_bytes // row.outputs for row in self.rows if row.outputs)
+        return sum(row.class_bytes for row in self.rows)
 
     def rank_bytes(self, view: str, precision: Precision) -> int:
         """What one rank in every adapted weight costs; `view` is "mean" or "full" and is that of convolutions."""
@@ -112,31 +119,36 @@ class Explanation:
         """All of it as plain JSON values."""
         return {
             "head": self.head,
+            "base": self.base,
             "precision": self.precision,
             "parameters": self.parameters,
             "fixed_bytes": self.fixed_bytes,
             "fixed": dict(self.fixed),
             "class_bytes": self.class_bytes,
+            "budgets": [bought.to_json() for bought in self.budgets],
             "rows": [asdict(row) | {"shape": row.shape and list(row.shape)} for row in self.rows],
         }
 
     def __str__(self) -> str:
         """A table for people, and below it what the numbers mean."""
-        titles = ("parameter", "kind", "shape", "entries", "bytes a rank", "scales", "fixed", "why")
+        titles = ["parameter", "kind", "shape", "entries", "bytes a rank", "scales", "fixed", "optional", "why"]
         cells = [
-            (
+            [
                 printable(row.name),
                 row.kind,
                 "" if row.shape is None else "×".join(map(str, row.shape)) or "scalar",
                 f"{row.parameters:,}" if row.shape is not None else "",
                 " / ".join(f"{bytes_:,}" for bytes_ in _distinct(row, self.precision)),
-                f"{row.scale_bytes:,}" if row.scale_bytes else "",
-                f"{row.fixed_bytes:,}" if row.fixed_bytes else "",
+                *(f"{bytes_:,}" if bytes_ else "" for bytes_ in (row.scale_bytes, row.fixed_bytes, row.optional_bytes)),
                 printable(row.why),
-            )
+            ]
             for row in self.rows
         ]
-        return "\n".join([*_table(titles, cells, right=(3, 4, 5, 6)), "", *self._summary()])
+        if self.base == "first":  # where nothing is optional
+            for line in (titles, *cells):
+                del line[-2]
+        below = ["", *budgets.as_lines(self.budgets)] if self.budgets else []
+        return "\n".join([*lines_of(titles, cells, right=range(3, len(titles) - 1)), "", *self._summary(), *below])
 
     def _summary(self) -> Iterable[str]:
         if self.refused:
@@ -151,7 +163,8 @@ class Explanation:
             whole = f", with whole kernels {full:,}" if full != mean else ""
             yield f"One rank in every adapted weight, {precision}: {mean:,}{whole}."
         parts = " + ".join(f"{_PLURALS.get(part, part)} {bytes_:,}" for part, bytes_ in self.fixed.items())
-        yield f"Smallest budget of a task: {self.fixed_bytes:,} = {parts}."
+        rest = " Whatever else it stores is optional: each part is stored if it is worth its bytes."
+        yield f"Smallest budget of a task: {self.fixed_bytes:,} = {parts}.{rest if self.base == 'given' else ''}"
         if self.head:
             yield f"Each class more in the head: {self.class_bytes:,}."
 
@@ -159,49 +172,72 @@ class Explanation:
 def explain(
     model: nn.Module,
     head: str | nn.Module | Literal[False] | None = None,
-    precision: Precision = "float32",
+    precision: Precision = DEFAULT_PRECISION,
     objective: Objective | None = None,
     output: Pick = None,
+    *,
+    classes: int | None = None,
+    base: BaseChoice = "given",
 ) -> Explanation:
     """Tell what would be adapted, owned, shared or refused in a model, why, and what it costs. Nothing is changed.
 
-    `head` and `output` are those of `Learner`: a name, a module to be put on top of the model, or False; and which part
-    of what the model gives are its outputs. `precision` is that of `Halrp.precision`; "float32" stands for the model's
-    own floating type. Prices are those of tasks of an `objective`, as wide as it says; by default it is classification
-    with as many classes as the model has outputs. What an objective takes from its data, such as the units of a
-    regression, counts if it has been `fitted`. Models on the "meta" device can be explained.
+    `head`, `output` and `base` are those of `Learner`: a name, a module to be put on top of the model, or False; which
+    part of what the model gives are its outputs; and whether the model is the base as it is "given", as a pretrained
+    one, or the "first" task trains it. `precision` is that of `Halrp.precision`; "float32" stands for the model's own
+    floating type. Prices are those of tasks with a number of `classes`, or of an `objective`, as wide as it says; by
+    default it is classification with as many classes as the model has outputs. What an objective takes from its data,
+    such as the units of a regression, counts if it has been `fitted`. Models on the "meta" device can be explained.
     """
     if precision not in PRECISIONS:
         raise SettingError(f"precision is {precision!r}; choose one of {', '.join(map(repr, PRECISIONS))}")
+    if base not in get_args(BaseChoice):
+        raise SettingError(f"explain(base={base!r}) is unknown; choose 'given' or 'first'")
+    objective = _objective(classes, objective)
     try:
         model, name = with_head(model, head, output)
     except HeadError as error:
-        return Explanation((Row(MODEL, "refused", str(error)),), "", precision, {})
+        return Explanation((Row(MODEL, "refused", str(error)),), "", precision, {}, base)
     plan, problems = examine(model, name)
+    call = Call(None if isinstance(model, WithHead) else output)
+    task = Foreseen(model, plan, objective, call, precision, base)
+    if not problems and not plan.head and classes not in (None, task.classes):
+        raise SettingError(
+            f"explain(classes={classes}) with head=False, which keeps the model's {task.classes} outputs for every "
+            "task; leave one of them out"
+        )
     if isinstance(model, torch.jit.ScriptModule):
         rows: tuple[Row, ...] = ()
     else:
-        width = objective.outputs if objective is not None and plan.head else None
-        rows = (*_parameter_rows(model, plan, problems, precision, width), *_buffer_rows(model, plan))
+        rows = (*_parameter_rows(task, problems), *_buffer_rows(task))
     whole = tuple(Row(MODEL, "refused", str(problem.error)) for problem in problems if not problem.names)
-    call = Call(None if isinstance(model, WithHead) else output)
-    fixed = {} if problems else _fixed(model, plan, rows, precision, objective, call)
-    return Explanation(whole + rows, plan.head, precision, fixed)
+    fixed = {} if problems else _fixed(task, rows)
+    bought = budgets.purchases(task) if base == "given" and not problems else ()
+    return Explanation(whole + rows, plan.head, precision, fixed, base, bought)
 
 
-def _parameter_rows(
-    model: nn.Module, plan: Plan, problems: Sequence[Problem], precision: Precision, width: int | None
-) -> Iterable[Row]:
+def _objective(classes: int | None, objective: Objective | None) -> Objective:
+    if classes is None:
+        return Classification() if objective is None else objective
+    if objective is not None:
+        raise SettingError(
+            f"explain(classes={classes!r}, objective={objective!r}): classes are for classification; give the number "
+            "to the objective"
+        )
+    return Classification(given_classes(classes, "explain"))
+
+
+def _parameter_rows(task: Foreseen, problems: Sequence[Problem]) -> Iterable[Row]:
     faults: dict[str, list[str]] = {}
     for problem in problems:
         for name in problem.names:
             faults.setdefault(name, []).append(str(problem.error))
-    for name, parameter in model.named_parameters():
+    width = task.objective.outputs if task.plan.head else None
+    for name, parameter in task.model.named_parameters():
         if name not in faults:
-            planned = plan.parameters[name]
+            planned = task.plan.parameters[name]
             if width is not None:
-                planned = replace(planned, shape=plan.shape_for(name, planned.shape, width))
-            yield _row(planned, parameter.element_size(), precision)
+                planned = replace(planned, shape=task.plan.shape_for(name, planned.shape, width))
+            yield _row(task, planned, parameter.element_size())
         elif is_lazy(parameter):
             yield Row(name, "refused", "; ".join(faults[name]))
         else:
@@ -209,98 +245,70 @@ def _parameter_rows(
             yield Row(name, "refused", "; ".join(faults[name]), shape=shape, parameters=entries)
 
 
-def _row(parameter: ParameterPlan, element: int, precision: Precision) -> Row:
+def _row(task: Foreseen, parameter: ParameterPlan, element: int) -> Row:
     """The row of a parameter whose entries have `element` bytes."""
     shape = parameter.shape
-    entries = math.prod(shape)
-    common: dict[str, Any] = {
-        "name": parameter.name,
-        "kind": parameter.kind,
-        "why": parameter.reason,
-        "role": parameter.role,
-        "shape": shape,
-        "parameters": entries,
-    }
+    row = Row(parameter.name, parameter.kind, parameter.reason, parameter.role, shape, math.prod(shape))
     if parameter.kind == "adapted":
-        costs = {
-            view: {p: weight_costs(shape, width, p, element) for p in PRECISIONS}
-            for view, width in (parameter.widths or {}).items()
-        }
-        return Row(
-            **common,
-            rank_bytes={
-                view: {p: cost.component.bytes for p, cost in prices.items()} for view, prices in costs.items()
-            },
-            scale_bytes=costs["full"]["float32"].scales.bytes,
-        )
+        return _adapted(task, row, parameter, element)
     if parameter.kind == "shared":
-        return Row(**common)
-    small = parameter.role == "weight" and len(shape) > 1
-    size = weight_costs(shape, 0, precision, element).dense.bytes if small else entries * element
-    counted = parameter.role == "head" and parameter.output_axis >= 0
-    return Row(**common, fixed_bytes=size, outputs=shape[parameter.output_axis] if counted else 0)
+        return row
+    size = part_bytes(shape, task.rest, element)
+    if parameter.role != "head" and task.base == "given":
+        return replace(row, optional_bytes=size)
+    if parameter.role != "head" or parameter.output_axis < 0:
+        return replace(row, fixed_bytes=size)
+    wider = task.plan.shape_for(parameter.name, shape, shape[parameter.output_axis] + 1)
+    return replace(row, fixed_bytes=size, class_bytes=part_bytes(wider, task.rest, element) - size)
 
 
-def _buffer_rows(model: nn.Module, plan: Plan) -> Iterable[Row]:
+def _adapted(task: Foreseen, row: Row, parameter: ParameterPlan, element: int) -> Row:
+    """What scales and ranks of a weight cost; on a given base, a table of which few rows are read has columns alone."""
+    shape, widths = parameter.shape, parameter.widths or {}
+    ranks = {
+        view: {p: weight_costs(shape, width, p, element).component.bytes for p in PRECISIONS}
+        for view, width in widths.items()
+    }
+    table = task.base == "given" and row.name in task.tables
+    scaled = shape[1:2] if table else shape[:2]
+    scales = sum(part_bytes((entries,), task.rest, element) for entries in scaled)
+    return replace(row, rank_bytes={} if table else ranks, scale_bytes=scales)
+
+
+def _buffer_rows(task: Foreseen) -> Iterable[Row]:
+    model = task.model
     owners, trained = dict(model.named_modules()), trained_buffers(model)
     for name, buffer in model.named_buffers():
         if is_lazy(buffer):
             continue  # its layer's parameters are refused already
         owner, shape, entries = owners[name.rpartition(".")[0]], tuple(buffer.shape), buffer.numel()
-        if name in trained:
-            why = f"statistics of {type(owner).__name__}: training changes them"
-            yield Row(name, "owned", why, plan.role(name), shape, entries, fixed_bytes=entries * buffer.element_size())
+        if name not in trained:
+            why = "buffer: a task owns a copy only if training changes it"
+        elif task.base == "given":
+            why = f"statistics of {type(owner).__name__}: those of the base serve every task"
         else:
-            yield Row(
-                name, "shared", "buffer: a task owns a copy only if training changes it", "buffer", shape, entries
-            )
+            why, role = f"statistics of {type(owner).__name__}: training changes them", task.plan.role(name)
+            size = part_bytes(shape, buffer_precision(buffer.dtype, task.rest), buffer.element_size())
+            yield Row(name, "owned", why, role, shape, entries, fixed_bytes=size)
+            continue
+        yield Row(name, "shared", why, "buffer", shape, entries)
 
 
-def _fixed(
-    model: nn.Module, plan: Plan, rows: Iterable[Row], precision: Precision, objective: Objective | None, call: Call
-) -> dict[str, int]:
-    """What a task costs before its first rank: sums over the rows, and the rest of its file."""
+def _fixed(task: Foreseen, rows: Iterable[Row]) -> dict[str, int]:
+    """What a task costs at least: sums over the rows, and the rest of its file."""
     costs: dict[str, int] = {}
     for row in rows:
         if row.fixed_bytes and row.role is not None:
             costs[row.role] = costs.get(row.role, 0) + row.fixed_bytes
+    if task.base == "given":
+        return costs | {"header": budgets.smallest(task) - sum(costs.values())}
     costs["scales"] = sum(row.scale_bytes for row in rows)
-    layout = Layout.of("0" * 64, plan, {**dict(model.named_parameters()), **dict(model.named_buffers())})
-    buffers = {row.name for row in rows if row.kind == "owned"}
-    present = outputs_of(model.get_submodule(plan.output)) or 0
-    kind = objective or Classification()
-    provenance = {"halrp": __version__, "recipe": describe(Recipe()), "seed": 0} | call_settings(call)
-
-    def file_bytes(ranks: Mapping[str, int], budget: Allocator) -> int:
-        method = describe(replace(Halrp.budget(precision=precision), allocate=budget))
-        description = Description(
-            task=NAME,
-            classes=(kind.outputs if plan.head else None) or present,
-            view="mean",
-            precision=precision,
-            objective=described(kind),
-            provenance=provenance | {"method": method},
-        )
-        return planned_bytes(description, layout, ranks, buffers)
-
-    smallest = smallest_bytes(file_bytes, plan.named("adapted"))
+    exact = task.costs.foreseen(trained_buffers(task.model), task.classes, "mean").file_bytes
+    assert exact is not None
+    smallest = smallest_bytes(exact, task.plan.named("adapted"))
     return costs | {"header": smallest - sum(costs.values())}
 
 
 def _distinct(row: Row, precision: Precision) -> list[int]:
     """The prices of a rank in the views of a row, those that differ."""
     return list(dict.fromkeys(prices[precision] for prices in row.rank_bytes.values()))
-
-
-def _table(titles: Sequence[str], cells: Sequence[Sequence[str]], right: Sequence[int]) -> list[str]:
-    """Lines of a table whose columns are as wide as they must be."""
-    widths = [max(len(line[column]) for line in (titles, *cells)) for column in range(len(titles))]
-
-    def line(texts: Sequence[str]) -> str:
-        placed = [
-            text.rjust(width) if column in right else text.ljust(width)
-            for column, (text, width) in enumerate(zip(texts, widths, strict=True))
-        ]
-        return "  ".join(placed).rstrip()
-
-    return [line(titles), line(["─" * width for width in widths]), *map(line, cells)]
