@@ -106,6 +106,15 @@ def test_the_heads_of_torchvisions_models_are_those_of_the_table() -> None:
         assert explained.head == head
 
 
+@pytest.mark.usefixtures("image_operations")
+def test_the_guide_shows_what_budgets_buy_for_a_residual_network() -> None:
+    models = pytest.importorskip("torchvision.models")
+    with torch.device("meta"):
+        shown = str(explain(models.resnet18(weights=None), classes=10))
+    table = shown[shown.index("What a budget buys") :]
+    assert f"```text\n{table}\n```" in (DOCS / "guide.md").read_text("utf-8"), f"docs/guide.md is stale:\n{table}"
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_links_of_a_page_lead_somewhere(page: str) -> None:
     links = LINK.findall((DOCS / page).read_text("utf-8"))

@@ -89,7 +89,8 @@ def explain_model(
 def inspect_store(store: Folder, as_json: Json = False) -> None:
     """Show the tasks of a store: classes, ranks, view, precision, bytes, and the loss that the ranks recover.
 
-    "Recovered" is a share of the predicted loss of a task without any ranks. No model is needed.
+    "Recovered" is a share of the predicted loss of a task without any ranks. Below, where the bytes of each task's file
+    go, and what training gained over the probe on validation data. No model is needed.
 
     Example: halrp inspect store/
     """
@@ -101,6 +102,7 @@ def inspect_store(store: Folder, as_json: Json = False) -> None:
         return
     titles = ("task", "kind", "classes", "view", "precision", "bytes", "recovered", "ranks")
     print_table(titles, map(_row, content["tasks"]), right=("classes", "bytes", "recovered"), wrap=("task", "ranks"))
+    _print_files(content["tasks"])
     separate, total = content["separate_bytes"], content["bytes"]
     echo(f"\nBase {content['fingerprint']}, head {content['head']!r}, written by halrp {content['version']}.")
     echo(f"Base {content['base_bytes']:,} bytes, with {len(content['tasks'])} tasks {total:,} bytes.")
@@ -120,6 +122,27 @@ def _row(task: Mapping[str, Any]) -> tuple[str, ...]:
     text = "the base itself" if task["base"] else ", ".join(ranks)
     numbers = task["view"], task["precision"], f"{task['bytes']:,}", share
     return task["name"], task["objective"]["name"], str(task["classes"]), *numbers, text
+
+
+def _print_files(tasks: Sequence[Mapping[str, Any]]) -> None:
+    """Print where the bytes of tasks' files go, a column for each group of parts, and what training gained."""
+    from halrp.tools.file_parts import GROUPS
+
+    stored = [task for task in tasks if task["groups"]]
+    if stored:
+        present = [group for group in GROUPS if any(group in task["groups"] for task in stored)]
+        rows = [(task["name"], *(_bytes(task["groups"].get(group)) for group in present)) for task in stored]
+        echo("\nWhere the bytes go:")
+        print_table(("task", *present), rows, right=present, wrap=("task",))
+    outcomes = [f"{task['name']}: {task['outcome']['text']}" for task in tasks if task["outcome"]]
+    if outcomes:
+        echo("\nWhat training gained:")
+    for line in outcomes:
+        echo(line)
+
+
+def _bytes(group: Mapping[str, Any] | None) -> str:
+    return "" if group is None else f"{group['bytes']:,}"
 
 
 def verify_store(

@@ -1,15 +1,17 @@
-"""The content of a store as plain JSON values: tasks in order, ranks, what each part takes, and the loss recovered."""
+"""The content of a store as plain JSON values: tasks in order, ranks, what each part takes, what training gained."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
+from halrp.method.outcome import Outcome, outcome_of
 from halrp.model.delta import Delta
 from halrp.store import task_file
 from halrp.store.folder import TRASH
 from halrp.store.manifest import Entry
 from halrp.store.store import Store
+from halrp.tools import file_parts
 
 
 def summary(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -52,7 +54,12 @@ def _task(name: str, entry: Entry, delta: Delta) -> dict[str, Any]:
         "precision": "per part" if delta.has_parts else delta.precision,
         "ranks": delta.ranks,
         "dense": [weight for weight in delta.dense if delta.layout.by_name[weight].kind == "adapted"],
+        "groups": {
+            group: part._asdict() | {"precisions": list(part.precisions)}
+            for group, part in file_parts.groups(delta).items()
+        },
         "parts": {key: part._asdict() for key, part in delta.stored.items()},
+        "outcome": _outcome(outcome_of(delta.provenance)),
         "predicted_loss": predicted,
         "recovered_loss": recovered,
         "layers": {
@@ -61,3 +68,11 @@ def _task(name: str, entry: Entry, delta: Delta) -> dict[str, Any]:
         },
         "provenance": dict(delta.provenance),
     }
+
+
+def _outcome(outcome: Outcome | None) -> dict[str, Any] | None:
+    """What a task gained over its start on validation data, in numbers and in words; None if that was not measured."""
+    if outcome is None:
+        return None
+    numbers = {"start": outcome.start._asdict(), "end": outcome.end._asdict(), "epoch": outcome.epoch}
+    return numbers | {"text": str(outcome)}
