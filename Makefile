@@ -15,7 +15,7 @@ help:
 	@echo "make reliability  faults on every operation, a million changed files; writes the counts"
 	@echo "make mutation  mutants of the store, the codec, the allocation and the seeding"
 	@echo "make flaky   tests with processes, threads or clocks, again and again, idle and under load"
-	@echo "make bench   speed, as ratios measured in one run"
+	@echo "make bench   speed and memory, as ratios measured in one run"
 	@echo "make format  rewrite the sources in the house format"
 
 define install
@@ -57,6 +57,7 @@ flaky: .venv/dev
 
 bench: .venv/dev
 	$(BIN)/python -m benchmarks.train_step --json results/benchmarks/train_step.json
+	$(BIN)/python -m benchmarks.memory --json results/benchmarks/memory.json
 	$(BIN)/python -m benchmarks.predict_one --json results/benchmarks/predict_one.json
 	$(BIN)/python -m benchmarks.mixed_batch --json results/benchmarks/mixed_batch.json
 	$(BIN)/python -m benchmarks.many_tasks --json results/benchmarks/many_tasks.json

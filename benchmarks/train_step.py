@@ -2,15 +2,18 @@
 
 LeNet and ResNet18 on batches of 3×32×32 images, the architecture of MiniLM-L6 on sequences of 64 tokens, one thread,
 through the library's own loop: batch lookup, forward, backward, penalties, fused Adam, channels last on both sides.
-Every variant of a network trains a block of steps per round.
+Every variant of a network trains a block of steps per round. Where linear layers run through oneDNN instead of MKL
+(`halrp.model.kernels.products`), one variant shows what that saves.
 
-    python -m benchmarks.train_step [--rounds 20] [--networks lenet resnet18 minilm] [--json FILE]
+    python -m benchmarks.train_step [--rounds 10] [--networks lenet resnet18 minilm] [--json FILE]
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -22,6 +25,7 @@ from halrp.method.fine_tune import prepare as prepare_fine_tuning
 from halrp.method.start import Start
 from halrp.model.base import Base
 from halrp.model.factors import Factors
+from halrp.model.kernels import products
 from halrp.model.plan import plan
 from halrp.training.loop import Group, Stage, Training
 from halrp.training.prepare import prepare
@@ -38,6 +42,11 @@ class Variant:
     view: str = "mean"
     tables: bool = True
     """Whether embeddings have components too; without they are scaled only."""
+    onednn: bool = True
+    """Whether products of linear layers may run through oneDNN (`kernels.products`), rather than through MKL."""
+
+    again: Literal[False, "cheap"] = False
+    """Which activations are computed again in the backward pass."""
 
     def of(self, weights: dict[str, Tensor]) -> Iterator[tuple[str, Tensor, int | None]]:
         """Every adapted weight and its rank."""
@@ -66,6 +75,7 @@ SETTINGS = {
             "owned conv, 5 10 (budget)": Variant((None, None, 5, 10), "full"),
             "full-kernel 3 10 4 8": Variant((3, 10, 4, 8), "full"),
             "kernel-mean 3 20 100 100 (official)": Variant((3, 20, 100, 100)),
+            "kernel-mean 3 20 10 14 (budget), products by MKL": Variant((3, 20, 10, 14), onednn=False),
         },
     ),
     "resnet18": Setting(
@@ -85,6 +95,8 @@ SETTINGS = {
             "rank 4": Variant(4),
             "rank 16": Variant(16),
             "rank 16, tables scaled": Variant(16, tables=False),
+            "rank 16, products by MKL": Variant(16, onednn=False),
+            'rank 16, checkpoint_activations="cheap"': Variant(16, again="cheap"),
         },
         length=64,
     ),
@@ -111,7 +123,8 @@ def block_of_steps(name: str, setting: Setting, variant: Variant | None) -> Call
     """A function that trains a variant, or the whole network, for a block of steps."""
     model = networks.build(name, CLASSES)
     base = Base(model, plan(model, "head"), channels_last=name != "minilm")
-    recipe = Recipe(epochs=10_000, batch=setting.batch)
+    again = False if variant is None else variant.again
+    recipe = Recipe(epochs=10_000, batch=setting.batch, checkpoint_activations=again)
     rows = setting.batch * setting.block
     source = (networks.inputs(name, rows, setting.length), torch.randint(CLASSES, (rows,)))
     data = prepare(source, name="noise", device=base.device, batch=setting.batch, channels_last=base.channels_last)
@@ -123,15 +136,17 @@ def block_of_steps(name: str, setting: Setting, variant: Variant | None) -> Call
         )
         net, groups = run.net, run.groups
     training = Training(net, groups, data, recipe, Stage(recipe.epochs, ("benchmark",)))
-    return lambda: void(training.run(training.epoch + 1))
+    faster = products.onednn_is_faster() and (variant is None or variant.onednn)
 
+    def block() -> None:
+        with patch.object(products, "onednn_is_faster", lambda: faster):
+            training.run(training.epoch + 1)
 
-def void(_: object) -> None:
-    """Drop a result."""
+    return block
 
 
 def main() -> None:
-    options = arguments(__doc__, rounds=20, networks=list(SETTINGS))
+    options = arguments(__doc__, rounds=10, networks=list(SETTINGS))
     rows: list[Row] = []
     for name in options.networks:
         setting = SETTINGS[name]

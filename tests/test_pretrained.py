@@ -41,6 +41,10 @@ class Tiny:
     held_out = tuple("c")
 
     @property
+    def rates(self) -> dict[str, tuple[float, ...]]:
+        return {"lora": (0.01,), "finetune": (0.01, 0.02)}
+
+    @property
     def lora_targets(self) -> dict[str, tuple[str, ...]]:
         return {"first": ("0",)}
 
@@ -66,9 +70,10 @@ class Counting:
 
     fitted: list[tuple[str, int, float]] = field(default_factory=list)
     stop_after: int = 1000
+    rates: tuple[float, ...] = (0.01, 0.1, 1.0)
 
     def grid(self, domain: Domain, shots: int) -> tuple[Setting, ...]:
-        return ({"lr": 0.01}, {"lr": 0.1}, {"lr": 1.0})
+        return tuple({"lr": lr} for lr in self.rates)
 
     def fit(self, domain: Domain, task: Task, setting: Setting) -> Iterator[Stored]:
         if len(self.fitted) == self.stop_after:
@@ -159,6 +164,19 @@ def test_the_choice_of_a_setting_is_a_record_with_its_grid(tmp_path: Path) -> No
     assert records.choice(records.read(path), "tiny", "m", 30) is None
 
 
+def test_another_grid_is_a_new_choice_that_needs_only_the_new_fits(tmp_path: Path) -> None:
+    path, domain = tmp_path / "tiny.jsonl", Tiny()
+    first, second = Counting(rates=(0.01, 1.0)), Counting(rates=(0.01, 0.1))
+    for method in (first, second):
+        list(measure.Run(domain, {"m": method}, path).all(["m"], domain.dev, 5, [0]))
+    assert second.fitted == [("a", 0, 0.1), ("b", 0, 0.1)]
+    choice = records.choice(records.read(path), "tiny", "m", 5)
+    assert choice is not None
+    assert choice["setting"] == {"lr": 0.1}
+    assert "**0.1: 100.0**" in (shown := table.choices(records.read(path)))
+    assert len(shown.splitlines()) == 3
+
+
 def test_a_torn_last_line_is_no_row_and_is_cut_off_by_the_next_one(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "rows.jsonl"
     assert records.read(path) == []
@@ -232,7 +250,7 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("cached")
 @pytest.mark.parametrize(
     ("method", "forms"),
-    [(Probe(), rounding.FORMS), (FineTune((0.01, 0.02)), ("float32",)), (Delta(3000), ("file",))],
+    [(Probe(), rounding.FORMS), (FineTune(), ("float32",)), (Delta(3000), ("file",))],
     ids=["probe", "finetune", "halrp"],
 )
 def test_a_method_learns_and_counts_its_file(method: Any, forms: tuple[str, ...]) -> None:

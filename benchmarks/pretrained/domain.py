@@ -56,6 +56,11 @@ class Domain(Protocol):
     """Tasks on which nothing is chosen."""
 
     @property
+    def rates(self) -> Mapping[str, tuple[float, ...]]:
+        """Learning rates to choose from, for "lora" and "finetune"."""
+        ...
+
+    @property
     def lora_targets(self) -> Mapping[str, tuple[str, ...]]:
         """Sets of layers that LoRA may adapt, by the name of the set; layers are named by the end of their path."""
         ...

@@ -19,11 +19,9 @@ from halrp import seeding
 class FineTune:
     """All weights are trained, batch norms as usual: by statistics of the batch, which move the running ones."""
 
-    rates: tuple[float, ...] = (1e-4, 3e-4, 1e-3)
-
     def grid(self, domain: Domain, shots: int) -> tuple[Setting, ...]:
         """The learning rates."""
-        return tuple({"lr": lr} for lr in self.rates)
+        return tuple({"lr": lr} for lr in domain.rates["finetune"])
 
     def fit(self, domain: Domain, task: Task, setting: Setting) -> Iterator[Stored]:
         """Train everything; the file is the network's state in float32."""

@@ -34,11 +34,10 @@ class Lora:
     """Batch norms are trained and stored, instead of frozen with the base's statistics."""
     fitted_head: bool = False
     """The head starts as the probe's, instead of at random."""
-    rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
 
     def grid(self, domain: Domain, shots: int) -> tuple[Setting, ...]:
         """Learning rates × the sets of layers."""
-        return tuple({"lr": lr, "targets": targets} for targets in domain.lora_targets for lr in self.rates)
+        return tuple({"lr": lr, "targets": targets} for targets in domain.lora_targets for lr in domain.rates["lora"])
 
     def fit(self, domain: Domain, task: Task, setting: Setting) -> Iterator[Stored]:
         """Train, then give PEFT's file and its rounded forms, each measured as it comes back from the file."""

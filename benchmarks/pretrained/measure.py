@@ -87,10 +87,10 @@ class Run:
         return setting
 
     def _choose(self, name: str, shots: int) -> Iterator[Row]:
-        """Fit every setting on the dev tasks, and append the one with the best mean validation accuracy."""
+        """Fit every setting on the dev tasks, and append the best one, unless that was done with the same grid."""
         grid = self.methods[name].grid(self.domain, shots)
-        rows = records.read(self.path)
-        if len(grid) == 1 or records.choice(rows, self.domain.network, name, shots) is not None:
+        before = records.choice(records.read(self.path), self.domain.network, name, shots)
+        if len(grid) == 1 or (before is not None and [outcome["setting"] for outcome in before["grid"]] == list(grid)):
             return
         for setting in grid:
             for task in self.domain.dev:

@@ -48,6 +48,6 @@ def fits(rows: Iterable[Row]) -> list[Row]:
 
 
 def choice(rows: Iterable[Row], network: str, method: str, shots: int) -> Row | None:
-    """The row that says which setting a method has for a number of shots."""
+    """The last row that says which setting a method has for a number of shots; earlier ones had other grids."""
     fields = {"kind": "choice", "network": network, "method": method, "shots": shots}
-    return next((row for row in rows if fields.items() <= row.items()), None)
+    return next((row for row in reversed(list(rows)) if fields.items() <= row.items()), None)

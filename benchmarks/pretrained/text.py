@@ -55,6 +55,11 @@ class Text:
     held_out = tuple(HELD_OUT)
 
     @property
+    def rates(self) -> Mapping[str, tuple[float, ...]]:
+        """What is common for encoders, up to rates for short trainings."""
+        return {"lora": (1e-3, 3e-3), "finetune": (3e-5, 1e-4, 3e-4)}
+
+    @property
     def lora_targets(self) -> Mapping[str, tuple[str, ...]]:
         """What PEFT adapts of BERT by default, and all linear layers of the encoder."""
         return {"query-value": ("query", "value"), "linear": ("query", "key", "value", "dense")}

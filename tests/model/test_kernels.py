@@ -1,5 +1,6 @@
 """The kernels against a materialised float64 weight: values, and gradients of everything that learns."""
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -187,6 +188,18 @@ def test_channels_last_input_gives_the_same_result(strategy: ConvStrategy, rank:
     t["x"] = t["x"].contiguous(memory_format=torch.channels_last)
     t["weight"] = t["weight"].contiguous(memory_format=torch.channels_last)
     assert_conv_is_dense(GEOMETRY, t, strategy)
+
+
+@pytest.mark.parametrize("few", [0, 10**9])
+@pytest.mark.parametrize("geometry", [g for g in GEOMETRIES if g[0] == 2 and g[-1] == 1])
+def test_components_one_by_one_and_through_their_matrix_give_the_same(
+    geometry: tuple[int, ...], few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.import_module("halrp.model.kernels.conv"), "FEW_COMPONENTS", few)
+    t = parts(geometry)
+    t["x"] = t["x"].contiguous(memory_format=torch.channels_last)
+    t["weight"] = t["weight"].contiguous(memory_format=torch.channels_last)
+    assert_conv_is_dense(geometry, t, "analytic")
 
 
 @pytest.mark.parametrize("view", VIEWS)

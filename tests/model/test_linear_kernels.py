@@ -8,7 +8,7 @@ from torch.nn import functional
 from halrp.model import kernels
 from halrp.model.factors import Factors
 from halrp.model.kernels import products
-from halrp.model.kernels.linear import LinearStrategy, fastest
+from halrp.model.kernels.linear import WIDE, LinearStrategy, fastest
 from tests.model.test_kernels import (
     LEARNED,
     Parts,
@@ -153,3 +153,22 @@ def test_products_are_the_same_by_either_library(rows: int, faster: bool, monkey
     torch.testing.assert_close(products.rows_times_transposed(g, weight), g @ weight, rtol=1e-5, atol=1e-4)
     assert products.rows_times(x, weight).is_contiguous()
     assert products.rows_times_transposed(g, weight).is_contiguous()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("faster", [True, False])
+def test_many_components_equal_the_dense_layer(bias: bool, faster: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: faster)
+    rank = WIDE + 1
+    t = linear_parts((128, 4), rank)
+    if not bias:
+        del t["bias"]
+    assert_is_dense(t, "factored", tuple(name for name in ("x", *LEARNED) if name in t))
+    generator = torch.Generator().manual_seed(3)
+    shapes = {"x": (128, 40), "weight": (48, 40), "r": (48,), "s": (40,), "p": (48, rank), "q": (rank, 40)}
+    single = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    learned = ("x", "r", "s", "p", "q")
+    got = value_and_gradients(lambda leaves: adapted(leaves, "factored"), single, learned)
+    expected = value_and_gradients(dense, {name: part.double() for name, part in single.items()}, learned)
+    for name in expected:  # sums of some thousand products of order one in float32
+        torch.testing.assert_close(got[name].double(), expected[name], rtol=1e-4, atol=2e-2, msg=name)

@@ -28,6 +28,8 @@ SLICE = 2**19
 ConvStrategy: TypeAlias = Literal["merged", "analytic"]
 FEW_PRODUCTS = 64
 """Products with the weight for each number of x and y, from which on their gradient is worth avoiding."""
+FEW_COMPONENTS = 8
+"""How many times fewer numbers than a matrix components have, so that products with them take less time than one."""
 BLOCK = 16
 """The number of filters that convolutions of the processor compute together."""
 
@@ -73,7 +75,7 @@ def fastest(x: Tensor, weight: Tensor, factors: Factors, groups: int = 1) -> Con
         or not x.requires_grad
         or groups != 1
         or few
-        or (full_kernel and 6 * filters > rows)
+        or (full_kernel and 4 * filters > rows)
     ):
         return "merged"
     return "analytic"
@@ -123,13 +125,23 @@ class Convolution:
         return convolve(x, factors.merged(weight), bias, self.geometry)
 
     def _kernel_mean(self, g: Tensor, x: Tensor, weight: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-        """From dB = Σ g ⊗ (window sums of x) follow dp = dB qᵀ and dq = pᵀ dB."""
+        """With the window sums h of x: dp = Σ g ⊗ (q h) and dq = Σ (pᵀ g) ⊗ h, which are products with k rows.
+
+        Unless k is small, dB = Σ g ⊗ h takes less time, and dp = dB qᵀ and dq = pᵀ dB follow from it.
+        """
         like = as_filters(weight.new_empty(()).expand(weight.shape[:2]), weight)
-        residual = weight.new_zeros(weight.shape[:2])
+        (rows, columns), rank = weight.shape[:2], p.shape[1]
+        narrow = FEW_COMPONENTS * rank * (rows + columns) <= rows * columns and _is_last(g) and _is_last(x)
+        residual, dp, dq = weight.new_zeros(rows, columns), torch.zeros_like(p.t()), torch.zeros_like(q)
         for u, v in _slices(g, x):
             sums = window_sums(v, weight, self.geometry)
-            residual += kernel_gradient(u, sums, like, pointwise(weight)).flatten(1)
-        return residual @ q.t(), p.t() @ residual
+            if narrow:
+                flat, h = _as_rows(u), _as_rows(sums)
+                dp.addmm_(q @ h.t(), flat)
+                dq.addmm_(p.t() @ flat.t(), h)
+            else:
+                residual += kernel_gradient(u, sums, like, pointwise(weight)).flatten(1)
+        return (dp.t(), dq) if narrow else (residual @ q.t(), p.t() @ residual)
 
     def _full_kernel(
         self, g: Tensor, x: Tensor, weight: Tensor, p: Tensor, q: Tensor, narrow: Tensor
@@ -156,6 +168,16 @@ def _slices(g: Tensor, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Examples of g and x in parts whose window sums stay in the cache."""
     parts = max(1, x.numel() // SLICE)
     return zip(g.chunk(parts), x.chunk(parts), strict=True)
+
+
+def _is_last(x: Tensor) -> bool:
+    """Whether the channels of one position lie side by side in memory."""
+    return x.movedim(1, -1).is_contiguous()
+
+
+def _as_rows(x: Tensor) -> Tensor:
+    """The channels of every position as a row: (positions, C)."""
+    return x.movedim(1, -1).reshape(-1, x.shape[1])
 
 
 def _per_channel(vector: Tensor, x: Tensor) -> Tensor:

@@ -12,6 +12,8 @@ from halrp.model.kernels.euler import analytic, channel_sums, differentiable
 from halrp.model.kernels.products import rows_times, rows_times_transposed
 
 LinearStrategy: TypeAlias = Literal["merged", "analytic", "factored"]
+WIDE = 32
+"""The number of components from which on products with factors are those of `products`."""
 
 
 def linear(
@@ -99,9 +101,10 @@ class _Factored(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *factors: Tensor) -> Tensor:
         """Return y; h and z are kept."""
         r, s, p, q = factors
-        h, z = rows_times(s * x, weight), q @ x.t()
+        h = rows_times(s * x, weight)
+        z = rows_times(x, q) if _is_wide(p) else (q @ x.t()).t()
         ctx.save_for_backward(x, weight, bias, h, z, *factors)
-        low_rank = z.t() @ p.t() if bias is None else torch.addmm(bias, z.t(), p.t())
+        low_rank = rows_times(z, p, bias) if _is_wide(p) else functional.linear(z, p, bias)
         return low_rank.addcmul_(h, r)
 
     @staticmethod
@@ -110,7 +113,13 @@ class _Factored(torch.autograd.Function):
         x, weight, bias, h, z, r, s, p, q = ctx.saved_tensors
         if torch.is_grad_enabled():  # somebody differentiates this once more
             return differentiable(_factored, x, weight, bias, Factors(r, s, p, q), g)
-        v = p.t() @ g.t()
+        v = rows_times_transposed(g, p) if _is_wide(p) else (p.t() @ g.t()).t()
         dx = rows_times_transposed(r * g, weight)
         (dr, db), (ds, _) = channel_sums(g, h), channel_sums(dx, x)
-        return dx.mul_(s).addmm_(v.t(), q), None, None if bias is None else db, dr, ds, (z @ g).t(), v @ x
+        dx = dx.mul_(s).add_(rows_times_transposed(v, q)) if _is_wide(p) else dx.mul_(s).addmm_(v, q)
+        return dx, None, None if bias is None else db, dr, ds, (z.t() @ g).t(), v.t() @ x
+
+
+def _is_wide(p: Tensor) -> bool:
+    """Whether there are enough components that a product with k columns is as fast as one with k rows."""
+    return p.shape[1] >= WIDE

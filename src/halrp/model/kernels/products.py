@@ -1,7 +1,9 @@
 """Products of activations and a weight on the processor, by the faster of the two libraries that torch has for them.
 
 torch multiplies matrices with MKL and convolves with oneDNN. On processors of AMD, MKL uses vectors of half their
-width, and a product that is written as a 1×1 convolution takes half the time. On others MKL is as fast, and is used.
+width, and a product that is written as a 1×1 convolution takes half the time: `benchmarks/train_step.py` has a variant
+without it. Other processors are not measured, and use MKL. torch does not say who made a processor, so its name is
+read.
 """
 
 from __future__ import annotations
