@@ -29,7 +29,7 @@ class Group(NamedTuple):
 
 
 def groups(delta: Delta) -> Mapping[str, Group]:
-    """The parts of a task's file by what they are, those that it has; their bytes add up to the file that is written now.
+    """The parts of a task's file by what they are, those that it has; their bytes add up to the file as written now.
 
     The header is all that is no number of a part: names, settings, ranks and codes, and what the allocation predicted.
     "extra" are the inputs and outputs that show that a task is active, and what task inference compares inputs with.
