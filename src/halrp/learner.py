@@ -99,11 +99,11 @@ class Learner(Managed):
         self.seed, self.distributed = seed, distributed
         notifier(progress)  # refuses what is none
         self.progress = progress
-        check_epochs(self.method, self.recipe)
         model, name = with_head(model, head, output)
         call = Call(None if isinstance(model, WithHead) else output, transform)
         channels_last = self.recipe.channels_last and any(isinstance(m, nn.Conv2d) for m in model.modules())
         initial = Base(views.clone(model), plan(model, name), channels_last, counts_head=base == "first", call=call)
+        check_epochs(self.method, self.recipe, initial if base == "given" else None)
         folder = store if store is None or isinstance(store, Store) else Store(store)
         self._committed = Committed(initial, base == "given", folder, skip_damaged)
         self._processes()  # refuses what cannot learn together

@@ -58,9 +58,10 @@ class TaskArguments:
     objective: Objective | None = None
 
 
-def check_epochs(method: Halrp, recipe: Recipe) -> None:
-    """Refuse a recipe whose epochs the method's warm-up uses up."""
-    if recipe.epochs <= method.warm_up:
+def check_epochs(method: Halrp, recipe: Recipe, base: Base | None) -> None:
+    """Refuse a recipe whose epochs the method's warm-up uses up, if it has one on this base."""
+    warms_up = base is None or not start_of(method, base).reports
+    if warms_up and recipe.epochs <= method.warm_up:
         raise SettingError(
             f"Recipe(epochs={recipe.epochs}) leaves nothing to fine-tune after "
             f"Halrp(warm_up={method.warm_up}); give more epochs"
@@ -103,7 +104,7 @@ class TaskSetup:
         return replace(run, checkpoints=checkpoints)
 
     def _run(self, arguments: TaskArguments) -> TaskRun:
-        check_epochs(self.method, self.recipe)
+        check_epochs(self.method, self.recipe, self.body if self.is_base else None)
         key = arguments.data_key
         if key is not None and not (isinstance(key, str) and key):
             raise SettingError(f"{arguments.name}: data_key={key!r} must be a non-empty text, such as 'v3', or None")
