@@ -400,3 +400,28 @@ def test_a_store_changes_nothing_in_what_is_learned(whole: Any) -> None:
     assert [task_file.write(d) for d in learn(None).tasks.values()] == [
         task_file.write(d) for d in finished.tasks.values()
     ]
+
+
+@pytest.mark.parametrize("validated", [True, False])
+def test_a_task_that_starts_at_the_probe_resumes_after_any_epoch_with_the_same_files(
+    validated: bool, tmp_path: Path
+) -> None:
+    # Steps that are right for no rehearsal would leave nothing to resume.
+    recipe = dataclasses.replace(RECIPE, epochs=3)
+
+    def run(store: Path, log: Log) -> None:
+        learner(store, log, base="given", recipe=recipe).learn("b", task("b"), val=task("b", 1) if validated else None)
+
+    log = Log()
+    run(tmp_path / "whole", log)
+    stages = ["fine-tune"] if validated else ["rehearsal of fine-tune", "fine-tune"]
+    assert [(stage.partition(":")[0], epoch) for _, stage, epoch in log.epochs] == [
+        (stage, epoch) for stage in stages for epoch in (1, 2, 3)
+    ]
+    for after in range(1, len(log.epochs) + 1):
+        with pytest.raises(Interrupt):
+            run(tmp_path / f"{after}", Log(after))
+        rest = Log()
+        run(tmp_path / f"{after}", rest)
+        assert rest.epochs == log.epochs[after:]
+        assert contents(tmp_path / f"{after}") == contents(tmp_path / "whole")

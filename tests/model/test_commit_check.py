@@ -198,7 +198,8 @@ def test_a_model_with_state_of_its_own_is_refused_by_name_and_leaves_no_trace(
     assert digest(model) == before_model
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not (tmp_path / "store" / "manifest.json").exists()
-    assert bool(trained) is (case in LATE)
+    # At the probe gradients are taken before anything trains.
+    assert bool(trained) is (case in LATE and (base == "first" or case == "late moving average"))
 
 
 def test_a_refused_learner_can_still_learn_what_is_right() -> None:

@@ -220,7 +220,7 @@ def test_a_store_whose_tasks_own_their_directions_still_loads(tmp_path: Path, mo
     with monkeypatch.context() as earlier:
         earlier.setattr(ParametrizedRule, "plan", owned)
         learner = Learner(drawn(weight_normed), recipe=FAST, method=ROOMY, store=tmp_path, base="given")
-        assert "0.parametrizations.weight.original1" in learner.learn("a", tiny_task("mlp", 1)).owned
+        assert "plain/0.parametrizations.weight.original1" in learner.learn("a", tiny_task("mlp", 1)).precisions
         expected = learner.predict(x, "a")
     loaded = Learner.load(tmp_path, drawn(weight_normed), recipe=FAST, method=ROOMY)
     assert torch.equal(loaded.predict(x, "a"), expected)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from halrp import Delta, Learner, Store
+from halrp import Delta, Halrp, Learner, Store, WarmUp
 from halrp.model.description import Description
 from halrp.parallel import learn_elsewhere
 from halrp.store import signing, task_file
@@ -26,7 +27,8 @@ NAMES = ("first", "second", "third")
 
 def learner_with_parts(store: Path | Store | None = None, names: tuple[str, ...] = NAMES) -> Learner:
     """A learner on a given base with tasks of drawn parts, and one whose matrices have one precision."""
-    learner = Learner(net("conv"), recipe=FAST, base="given", store=store)
+    method = replace(Halrp.budget(rest="float32"), start=WarmUp())
+    learner = Learner(net("conv"), method=method, recipe=FAST, base="given", store=store)
     learner.learn("plain", tiny_task("conv", 1))
     for number, name in enumerate(names):
         commit(learner, parts_task(learner._committed.ready, 20 + number, classes=2 + number, name=name, learned=True))
