@@ -79,7 +79,7 @@ def test_fine_tuning_trains_scales_factors_and_owned_parameters_and_nothing_else
 
 def test_a_linear_net_at_full_rank_loses_nothing_when_it_becomes_low_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check 9 of the specification: the free net's logits, right after the switch."""
-    learner = Learner(net("mlp"), recipe=FAST, method=Halrp(allocate=Flat(12)), base="given")
+    learner = Learner(net("mlp"), recipe=FAST, method=Halrp(allocate=Flat(12), start=WarmUp()), base="given")
     nets: list[nn.Module] = []
     original = views.trainable_copy
 
