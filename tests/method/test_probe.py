@@ -246,7 +246,7 @@ def test_of_more_features_than_fit_in_memory_examples_spread_over_the_data_are_t
     every, some = features(module, "head", x, y), features(module, "head", x, y, most=10 * 6 * 4)
     assert every is not None
     assert some is not None
-    chosen = torch.arange(10) * 4
+    chosen = torch.arange(10) * 4 + 3
     assert torch.equal(some.x, every.x[chosen])
     assert torch.equal(some.y, every.y[chosen])
 
@@ -273,3 +273,17 @@ def test_features_are_those_before_the_network_writes_over_them() -> None:
 
 def test_there_are_no_features_where_outputs_are_changed_in_place() -> None:
     assert features(drawn(lambda: WritesOver("outputs")), "head", *tiny_task("mlp")) is None
+
+
+def test_no_more_features_are_held_than_fit_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[int] = []
+    cat = torch.cat
+
+    def recorded(tensors: list[Tensor], *arguments: Any) -> Tensor:
+        held.append(sum(tensor.untyped_storage().nbytes() for tensor in tensors))
+        return cat(tensors, *arguments)
+
+    module, (x, y) = drawn(lambda: Around("plain")), tiny_task("mlp", examples=400)
+    monkeypatch.setattr(torch, "cat", recorded)
+    assert features(module, "head", x, y, most=20 * 6 * 4) is not None
+    assert held[0] == 20 * 6 * 4

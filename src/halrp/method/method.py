@@ -75,8 +75,8 @@ class Halrp:
     differences to the base's, and statistics in bfloat16. A start at the probe has a precision of its own."""
     start: StartRule | None = field(default=None, metadata=LATER)
     """Where fine-tuning starts: `WarmUp()` trains a copy of the whole network and decomposes where it went,
-    `Gradients()` trains what the task owns and follows the gradients of the rest, with the memory of a delta. None is
-    `Gradients()` on a given base for a method that has no other choice for a decomposition, else `WarmUp()`."""
+    `FromProbe()` fits the head and stores what the gradients there promise most for, with the memory of a delta. None
+    is `FromProbe()` on a given base for a method that has no other choice for a decomposition, else `WarmUp()`."""
 
     def __post_init__(self) -> None:
         """Refuse values that Algorithm 1 cannot use."""

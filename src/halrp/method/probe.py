@@ -62,22 +62,21 @@ def features(
 ) -> Features | None:
     """What the head at `path` gets for a task's examples, or None if outputs are not those of one call of the head."""
     head, device = net.get_submodule(path), next(net.parameters()).device
-    inputs, targets = [], []
+    inputs, targets, read = list[Tensor](), list[Tensor](), 0
     with torch.no_grad(), seeding.isolated(*seed_key, "features", device=device), _Calls(head) as calls:
         for x, y in data.batches(batch, None):
             outputs = data.call(net, x)
             taken = calls.take(outputs)
             if taken is None:
                 return None
-            inputs.append(taken)
-            targets.append(y)
-    x, y = torch.cat(inputs), torch.cat(targets)
-    size = x[0].numel() * x.element_size()
-    wanted = max(1, min(len(y), most // size))
-    if wanted < len(y):
-        chosen = torch.arange(wanted, device=x.device) * len(y) // wanted
-        x, y = x[chosen], y[chosen]
-    return Features(x, y)
+            wanted = max(1, min(data.examples, most // (taken[0].numel() * taken.element_size())))
+            number = torch.arange(read, read + len(y), device=y.device)
+            # Of all examples, so many evenly.
+            chosen = number * wanted // data.examples != (number + 1) * wanted // data.examples
+            inputs.append(taken[chosen])
+            targets.append(y[chosen])
+            read += len(y)
+    return Features(torch.cat(inputs), torch.cat(targets))
 
 
 class _Calls:
