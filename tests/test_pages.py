@@ -107,11 +107,11 @@ def test_the_heads_of_torchvisions_models_are_those_of_the_table() -> None:
 
 
 @pytest.mark.usefixtures("image_operations")
-def test_the_guide_shows_what_budgets_buy_for_a_residual_network() -> None:
+def test_the_guide_shows_what_budgets_pay_for_for_a_residual_network() -> None:
     models = pytest.importorskip("torchvision.models")
     with torch.device("meta"):
         shown = str(explain(models.resnet18(weights=None), classes=10))
-    table = shown[shown.index("What a budget buys") :]
+    table = shown[shown.index("What a budget pays for") :]
     assert f"```text\n{table}\n```" in (DOCS / "guide.md").read_text("utf-8"), f"docs/guide.md is stale:\n{table}"
 
 

@@ -114,7 +114,7 @@ def test_explain_prints_the_table_or_json() -> None:
     result = ran("explain", MODEL)
     assert result.code == 0
     assert "Smallest budget of a task" in result.out
-    assert "What a budget buys" in result.out
+    assert "What a budget pays for" in result.out
     facts = json.loads(ran("explain", MODEL, "--json", "--head", "hidden", "--precision", "float32").out)
     assert (facts["head"], facts["precision"], facts["base"]) == ("hidden", "float32", "given")
     assert json.loads(ran("explain", MODEL, "--json").out)["precision"] == Halrp.budget().precision

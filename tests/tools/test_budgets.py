@@ -1,4 +1,4 @@
-"""What budgets buy on a given base: the counted files are those that would be written."""
+"""What budgets pay for on a given base: the counted files are those that would be written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from halrp.model.plan import plan
 from halrp.objectives import Classification
 from halrp.store import task_file
 from halrp.tools import budgets
-from halrp.tools.budgets import Bought
+from halrp.tools.budgets import Paid
 from halrp.tools.foreseen import Foreseen
 from tests.helpers import drawn, net
 
@@ -47,8 +47,8 @@ def foreseen(model: nn.Module, classes: int = 5) -> Foreseen:
     return Foreseen(model, plan(model), Classification(classes), Call(), "int8", "given")
 
 
-def written(model: nn.Module, task: Foreseen, bought: Bought) -> int:
-    """The bytes of a file with what a budget buys, every entry of which is not zero."""
+def written(model: nn.Module, task: Foreseen, paid: Paid) -> int:
+    """The bytes of a file with what a budget pays for, every entry of which is not zero."""
     base = Base(model, task.plan, False, counts_head=False)
     generator = torch.Generator().manual_seed(0)
 
@@ -60,30 +60,30 @@ def written(model: nn.Module, task: Foreseen, bought: Bought) -> int:
         tensor = base.tensors[slot.name]
         if slot.is_head:
             parts[f"plain/{slot.name}"] = noise(*slot.shape_in(task.classes)), "int8"
-        elif slot.role in ("norm", "bias") and bought.groups.get("norms and biases"):
+        elif slot.role in ("norm", "bias") and paid.groups.get("norms and biases"):
             parts[f"plain/{slot.name}"] = tensor + noise(*slot.shape), "int8"
         elif slot.kind == "adapted":
-            if bought.groups["column scales"]:
+            if paid.groups["column scales"]:
                 parts[f"s/{slot.name}"] = 1 + noise(slot.shape[1]), "int8"
-            rank = min(bought.rank, slot.shape[0], slot.columns("mean")) if slot.name in task.with_components else 0
+            rank = min(paid.rank, slot.shape[0], slot.columns("mean")) if slot.name in task.with_components else 0
             if rank:
                 parts[f"p/{slot.name}"] = noise(slot.shape[0], rank), "int8"
                 parts[f"q/{slot.name}"] = noise(rank, slot.columns("mean")), "int8"
-    description = task.description("mean", Budget(bytes=None if bought.is_default else bought.budget))
+    description = task.description("mean", Budget(bytes=None if paid.is_default else paid.budget))
     recovered = {slot.name: Recovered(1.0, 1.0, 1.0) for slot in base.layout.adapted}
     delta = Delta.of_parts(description, base.layout, base.tensors, parts, recovered)
     return len(task_file.write(delta))
 
 
 @pytest.mark.parametrize("kind", ["conv", "grouped", "transformer", "gru", "mlp", "text"])
-def test_the_file_of_what_a_budget_buys_has_exactly_the_size_that_is_shown(kind: str) -> None:
+def test_the_file_of_what_a_budget_pays_for_has_exactly_the_size_that_is_shown(kind: str) -> None:
     model = model_of(kind)
     task = foreseen(model)
     bounds = [smallest_with(task, room) for room in (0, 40, 150, 400, 1_000, 4_000, 100_000)]
-    shown = budgets.purchases(task, [*bounds, None])
-    assert [bought.budget for bought in shown[:-1]] == bounds
-    for bought in shown:
-        assert written(model, task, bought) == bought.bytes <= bought.budget
+    shown = budgets.paid_by(task, [*bounds, None])
+    assert [paid.budget for paid in shown[:-1]] == bounds
+    for paid in shown:
+        assert written(model, task, paid) == paid.bytes <= paid.budget
     assert 0 == shown[0].rank < shown[-2].rank
 
 
@@ -95,28 +95,28 @@ def smallest_with(task: Foreseen, room: int) -> int:
 def test_one_rank_more_does_not_fit(kind: str) -> None:
     model = model_of(kind)
     task = foreseen(model)
-    bought = budgets.purchases(task, [smallest_with(task, 1_000)])[0]
-    more = Bought(bought.budget, False, bought.groups, bought.rank + 1, 0)
-    assert written(model, task, more) > bought.budget
+    paid = budgets.paid_by(task, [smallest_with(task, 1_000)])[0]
+    more = Paid(paid.budget, False, paid.groups, paid.rank + 1, 0)
+    assert written(model, task, more) > paid.budget
 
 
 def test_a_group_that_does_not_fit_is_left_out_and_the_next_is_tried() -> None:
     task = foreseen(model_of("text"))
-    groups = budgets.purchases(task, [smallest_with(task, 10_000)])[0].groups
+    groups = budgets.paid_by(task, [smallest_with(task, 10_000)])[0].groups
     norms, columns = groups["norms and biases"], groups["column scales"]
     assert norms is not None
     assert columns is not None
     assert norms == (24 + 4) * 3 + 96 + 4
     assert columns == 2 * (24 + 4) + 96 + 4
-    tight = budgets.purchases(task, [smallest_with(task, columns + 8)])[0]
+    tight = budgets.paid_by(task, [smallest_with(task, columns + 8)])[0]
     assert tight.groups == {"head": groups["head"], "norms and biases": None, "column scales": columns}
 
 
-def test_a_budget_below_the_smallest_buys_nothing() -> None:
+def test_a_budget_below_the_smallest_pays_for_nothing() -> None:
     task = foreseen(net("mlp"))
-    bought = budgets.purchases(task, [smallest_with(task, -1)])[0]
-    assert (bought.bytes, bought.rank, set(bought.groups.values())) == (0, 0, {None})
-    assert any("too small" in line for line in budgets.as_lines([bought]))
+    paid = budgets.paid_by(task, [smallest_with(task, -1)])[0]
+    assert (paid.bytes, paid.rank, set(paid.groups.values())) == (0, 0, {None})
+    assert any("too small" in line for line in budgets.as_lines([paid]))
 
 
 def test_the_default_bound_is_a_share_of_the_base_or_twice_the_least() -> None:
@@ -139,12 +139,12 @@ def test_tables_of_embeddings_have_column_scales_and_no_ranks() -> None:
 def test_the_text_has_a_line_for_every_budget() -> None:
     explained = explain(model_of("text"))
     shown = str(explained)
-    for bought in explained.budgets:
-        assert f"\n{bought.budget:,}" in shown
-        assert f"{bought.bytes:,}" in shown
+    for paid in explained.budgets:
+        assert f"\n{paid.budget:,}" in shown
+        assert f"{paid.bytes:,}" in shown
 
 
 def test_models_whose_outputs_are_kept_have_no_head_to_pay_for() -> None:
     explained = explain(net("mlp"), head=False)
     assert explained.fixed.keys() == {"header"}
-    assert all("head" not in bought.groups for bought in explained.budgets)
+    assert all("head" not in paid.groups for paid in explained.budgets)

@@ -385,7 +385,7 @@ def test_the_text_is_a_table_with_a_line_for_every_row_and_the_smallest_budget(b
     conv = next(line for line in lines if line.startswith("layer2.0.conv1.weight"))
     assert re.search(r"adapted +16×8×3×3 +1,152 +32 / 96 +32 +rule for Conv2d$", conv)
     assert f"Smallest budget of a task: {explanation.fixed_bytes:,} =" in str(explanation)
-    assert ("What a budget buys" in str(explanation)) is ("optional" in lines[0]) is (base == "given")
+    assert ("What a budget pays for" in str(explanation)) is ("optional" in lines[0]) is (base == "given")
 
 
 def test_json_holds_the_same_numbers() -> None:
@@ -396,7 +396,7 @@ def test_json_holds_the_same_numbers() -> None:
     assert row["shape"] == [16, 3, 2, 2]
     assert row["rank_bytes"]["full"]["float32"] == 4 * (16 + 12)
     assert read["base"] == "given"
-    assert [bought["bytes"] for bought in read["budgets"]] == [bought.bytes for bought in explanation.budgets]
+    assert [paid["bytes"] for paid in read["budgets"]] == [paid.bytes for paid in explanation.budgets]
 
 
 def test_explaining_changes_nothing_and_needs_no_memory_for_weights() -> None:

@@ -33,13 +33,13 @@ def base_of(kind: str) -> Base:
 
 def check(delta: Delta) -> None:
     """Compare the groups of a task with its file and with its parts."""
-    found = groups(delta)
-    assert list(found) == [group for group in GROUPS if group in found]
-    assert sum(group.bytes for group in found.values()) == len(task_file.write(delta))
-    assert sum(group.entries for group in found.values()) == delta.parameters
-    parts = sum(group.parts for name, group in found.items() if name not in ("extra", "header"))
+    by_group = groups(delta)
+    assert list(by_group) == [group for group in GROUPS if group in by_group]
+    assert sum(group.bytes for group in by_group.values()) == len(task_file.write(delta))
+    assert sum(group.entries for group in by_group.values()) == delta.parameters
+    parts = sum(group.parts for name, group in by_group.items() if name not in ("extra", "header"))
     assert parts == len(delta.stored)
-    assert found["header"].bytes >= delta.header
+    assert by_group["header"].bytes >= delta.header
 
 
 @pytest.mark.parametrize("kind", ["conv", "grouped", "transformer", "gru", "mlp"])
@@ -54,17 +54,17 @@ def test_the_groups_of_a_task_of_parts_add_up_to_its_file(kind: str, seed: int) 
 
 def test_parts_are_grouped_by_what_they_are() -> None:
     delta = parts_task(base_of("conv"), seed=1, share=1.0)
-    found, stored = groups(delta), delta.stored
-    assert found["head"].bytes == stored["plain/fc.weight"].bytes + stored["plain/fc.bias"].bytes
-    assert found["norms"].parts == 4
-    assert found["biases"].parts == 2
-    assert found["statistics"].parts == 6
+    by_group, stored = groups(delta), delta.stored
+    assert by_group["head"].bytes == stored["plain/fc.weight"].bytes + stored["plain/fc.bias"].bytes
+    assert by_group["norms"].parts == 4
+    assert by_group["biases"].parts == 2
+    assert by_group["statistics"].parts == 6
     for group, kinds in {"row scales": "r", "column scales": "s", "components": "pq"}.items():
         keys = [key for key in stored if key[1] == "/" and key[0] in kinds]
-        assert (group in found) is bool(keys)
+        assert (group in by_group) is bool(keys)
         if keys:
-            assert found[group].bytes == sum(stored[key].bytes for key in keys)
-            assert set(found[group].precisions) == {stored[key].precision for key in keys}
+            assert by_group[group].bytes == sum(stored[key].bytes for key in keys)
+            assert set(by_group[group].precisions) == {stored[key].precision for key in keys}
 
 
 @pytest.mark.parametrize("name", CORPORA)

@@ -72,8 +72,8 @@ def explain_model(
 ) -> None:
     """Show which parameters of a model would be adapted, owned, shared or refused, why, and what they cost.
 
-    The last lines give the smallest budget that a task can have, and on a given base what some budgets buy. Exits with
-    1 if the model is refused.
+    The last lines give the smallest budget that a task can have, and on a given base what some budgets pay for. Exits
+    with 1 if the model is refused.
 
     Example: halrp explain my_models:resnet --head fc --classes 5
     """

@@ -1,4 +1,4 @@
-"""What budgets buy on a given base: how many bytes which parts of a delta need, with the exact size of the file.
+"""What budgets pay for on a given base: how many bytes which parts of a delta need, with the exact size of the file.
 
 A task on a given base stores its head in any case, and of all else what its data say is worth the most. Without data
 nobody knows that, so here parts are taken in one order, a group of them where all of it fits: norm parameters and
@@ -24,7 +24,7 @@ VIEW = "mean"
 
 
 @dataclass(frozen=True)
-class Bought:
+class Paid:
     """What one budget has room for."""
 
     budget: int
@@ -61,12 +61,12 @@ def smallest(task: Foreseen) -> int:
     return smallest_bytes(exact, ())
 
 
-def purchases(task: Foreseen, budgets: Sequence[int | None] = BUDGETS) -> tuple[Bought, ...]:
-    """What each budget buys."""
-    return tuple(_bought(task, budget) for budget in budgets)
+def paid_by(task: Foreseen, budgets: Sequence[int | None] = BUDGETS) -> tuple[Paid, ...]:
+    """What each budget pays for."""
+    return tuple(_paid(task, budget) for budget in budgets)
 
 
-def _bought(task: Foreseen, budget: int | None) -> Bought:
+def _paid(task: Foreseen, budget: int | None) -> Paid:
     allocation = Budget(bytes=budget)
     groups, weights = _groups(task), task.with_components
     keys = [key for group in groups.values() for key in group]
@@ -82,7 +82,7 @@ def _bought(task: Foreseen, budget: int | None) -> Bought:
     limit = default_bound(task.size, size((), 0)) if budget is None else budget
     bytes_: dict[str, int | None] = {"head": sum(part.bytes for part in costs.fixed)} if task.layout.head else {}
     if size((), 0) > limit:
-        return Bought(limit, budget is None, dict.fromkeys((*bytes_, *groups)), 0, 0)
+        return Paid(limit, budget is None, dict.fromkeys((*bytes_, *groups)), 0, 0)
     stored: list[str] = []
     for name, group in groups.items():
         fits = size([*stored, *group], 0) <= limit
@@ -92,7 +92,7 @@ def _bought(task: Foreseen, budget: int | None) -> Bought:
     while low < high:  # the largest rank that fits
         middle = (low + high + 1) // 2
         low, high = (middle, high) if size(stored, middle) <= limit else (low, middle - 1)
-    return Bought(limit, budget is None, bytes_, low, size(stored, low))
+    return Paid(limit, budget is None, bytes_, low, size(stored, low))
 
 
 def _groups(task: Foreseen) -> dict[str, list[str]]:
@@ -111,12 +111,12 @@ def _bytes(task: Foreseen, key: str) -> int:
     return part_bytes(slot.shape[1:2] if kind == "s" else slot.shape, START.precision, slot.itemsize)
 
 
-def as_lines(bought: Sequence[Bought]) -> list[str]:
+def as_lines(paid: Sequence[Paid]) -> list[str]:
     """The table for people, and what it leaves out."""
-    groups = list(dict.fromkeys(name for each in bought for name in each.groups))
+    groups = list(dict.fromkeys(name for each in paid for name in each.groups))
     titles = ("budget", *groups, "rank everywhere", "file")
     cells = []
-    for each in bought:
+    for each in paid:
         parts = [each.groups[name] for name in groups]
         fits = each.bytes > 0
         cells.append(
@@ -128,10 +128,11 @@ def as_lines(bought: Sequence[Bought]) -> list[str]:
             )
         )
     return [
-        "What a budget buys, from left to right, a group where all of it fits (–: it does not), in bytes:",
+        "What a budget pays for, from left to right, a group where all of it fits (–: it does not), in bytes:",
         "",
         *lines_of(titles, cells, right=range(1, len(titles))),
         "",
-        "A task takes what its data say is worth most for its bytes, also parts of a group. Row scales are left out",
-        "here, since they are offered only where no norm follows, which data show, and so are other small parameters.",
+        f"Ranks are those of averaged kernels, and at most {START.components} are considered. A task takes what its data say is",
+        "worth most for its bytes, also parts of a group. Row scales are left out here, since they are offered only where",
+        "no norm follows, which data show, and so are other small parameters.",
     ]

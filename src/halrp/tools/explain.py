@@ -35,7 +35,7 @@ from halrp.objectives import Classification, Objective
 from halrp.objectives.labels import given_classes
 from halrp.text import printable
 from halrp.tools import budgets
-from halrp.tools.budgets import Bought
+from halrp.tools.budgets import Paid
 from halrp.tools.foreseen import BaseChoice, Foreseen
 from halrp.tools.text_table import lines_of
 
@@ -88,8 +88,8 @@ class Explanation:
     """
     base: BaseChoice = "given"
     """Whose base the tasks have: the model as it is given, or as the first task trains it."""
-    budgets: tuple[Bought, ...] = ()
-    """What some budgets buy, on a given base."""
+    budgets: tuple[Paid, ...] = ()
+    """What some budgets pay for, on a given base."""
 
     @property
     def fixed_bytes(self) -> int | None:
@@ -125,7 +125,7 @@ class Explanation:
             "fixed_bytes": self.fixed_bytes,
             "fixed": dict(self.fixed),
             "class_bytes": self.class_bytes,
-            "budgets": [bought.to_json() for bought in self.budgets],
+            "budgets": [paid.to_json() for paid in self.budgets],
             "rows": [asdict(row) | {"shape": row.shape and list(row.shape)} for row in self.rows],
         }
 
@@ -211,8 +211,8 @@ def explain(
         rows = (*_parameter_rows(task, problems), *_buffer_rows(task))
     whole = tuple(Row(MODEL, "refused", str(problem.error)) for problem in problems if not problem.names)
     fixed = {} if problems else _fixed(task, rows)
-    bought = budgets.purchases(task) if base == "given" and not problems else ()
-    return Explanation(whole + rows, plan.head, precision, fixed, base, bought)
+    paid = budgets.paid_by(task) if base == "given" and not problems else ()
+    return Explanation(whole + rows, plan.head, precision, fixed, base, paid)
 
 
 def _objective(classes: int | None, objective: Objective | None) -> Objective:

@@ -43,7 +43,7 @@ START = FromProbe()
 
 
 def default_recipe(examples: int, base: BaseChoice) -> Recipe:
-    """The recipe of a task with so many training examples, if a learner has none."""
+    """The recipe of a task with that number of training examples, if a learner is given none."""
     values = auto.choices(examples, base == "given")
     return replace(Recipe.auto(), **{name: choice.value for name, choice in values.items()})
 
