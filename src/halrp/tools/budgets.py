@@ -132,7 +132,7 @@ def as_lines(paid: Sequence[Paid]) -> list[str]:
         "",
         *lines_of(titles, cells, right=range(1, len(titles))),
         "",
-        f"Ranks are those of averaged kernels, and at most {START.components} are considered. A task takes what its data say is",
-        "worth most for its bytes, also parts of a group. Row scales are left out here, since they are offered only where",
-        "no norm follows, which data show, and so are other small parameters.",
+        f"Ranks are those of averaged kernels, and at most {START.components} are considered. A task takes what its",
+        "data say is worth most for its bytes, also parts of a group. Row scales are left out here, since they are",
+        "offered only where no norm follows, which data show, and so are other small parameters.",
     ]
