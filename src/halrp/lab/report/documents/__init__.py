@@ -26,7 +26,7 @@ from halrp.lab.report.documents.methods import (
     methods_table,
     orderings,
 )
-from halrp.lab.report.documents.speed import decoding_table, ratios_table, starts_table, times_table
+from halrp.lab.report.documents.speed import decoding_table, memory_table, ratios_table, starts_table, times_table
 from halrp.lab.report.documents.studies import (
     grid_table,
     orders_table,
@@ -92,6 +92,7 @@ def parts(root: Path) -> dict[str, Callable[[], str]]:
         "demo": partial(demo_table, root / "demo"),
         "orders": partial(orders_table, root / "cifar100-split-orders"),
         "train-step": partial(ratios_table, benchmarks / "train_step.json", "training step"),
+        "memory": partial(memory_table, benchmarks / "memory.json"),
         "predict-one": partial(ratios_table, benchmarks / "predict_one.json", "prediction"),
         "mixed-batch": partial(ratios_table, benchmarks / "mixed_batch.json", "mixed batch"),
         "many-tasks": partial(ratios_table, benchmarks / "many_tasks.json", "last five of 50 tasks to tasks 2 – 6"),

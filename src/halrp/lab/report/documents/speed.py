@@ -39,6 +39,12 @@ def ratios_table(path: Path, title: str) -> str:
     return markdown((Column("name", title), Column("ratio", "ratio", 2), quartiles), _rows(path))
 
 
+def memory_table(path: Path) -> str:
+    """Peak memory of learning, and its ratio to that of training the whole network."""
+    columns = (Column("name", "learning"), Column("megabytes", "MB", 0), Column("ratio", "ratio", 2))
+    return markdown(columns, _rows(path))
+
+
 def starts_table(path: Path) -> str:
     """Accuracy of each start of a delta, and its paired gain over training without components."""
     columns = (
