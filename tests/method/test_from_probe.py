@@ -131,7 +131,7 @@ def test_a_head_whose_outputs_are_processed_is_trained_through_the_network_first
 def test_a_head_that_is_not_fitted_is_drawn() -> None:
     probes = {}
     for head in ("probe", "random"):
-        result = learner("mlp", replace(ROOMY, start=FromProbe(head=head)))  # type: ignore[arg-type]
+        result = learner("mlp", replace(ROOMY, start=FromProbe(head=head)))
         outcome = outcome_of(result.learn("a", tiny_task("mlp"), val=tiny_task("mlp")).provenance)
         assert outcome is not None
         probes[head] = outcome.start

@@ -219,16 +219,16 @@ class Around(nn.Module):
         self.body, self.head, self.kind = nn.Linear(10, 6), nn.Linear(6, 3), kind
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.body(x).relu()
+        hidden: Tensor = self.body(x).relu()
         outputs: Tensor = self.head(hidden)
         if self.kind == "post-processed":
             return 2 * outputs
         if self.kind == "twice":
-            return outputs + 0 * self.head(hidden)
+            outputs = outputs + 0 * self.head(hidden)
         if self.kind == "reshaped":
-            return self.head(hidden[:, None])[:, 0]  # type: ignore[no-any-return]
+            outputs = self.head(hidden[:, None])[:, 0]
         if self.kind == "named":
-            return self.head(input=hidden)  # type: ignore[no-any-return]
+            outputs = self.head(input=hidden)
         if self.kind == "unused":
             return hidden[:, :3]
         return outputs

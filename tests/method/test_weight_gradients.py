@@ -39,7 +39,8 @@ def batches(shape: tuple[int, ...], count: int, seed: int, signal: Tensor | None
 def low_rank(shape: tuple[int, int], rank: int, seed: int = 3) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     u, v = (torch.linalg.qr(torch.randn(n, rank, generator=generator, dtype=F64)).Q for n in shape)
-    return u * 2.0 ** -torch.arange(rank) @ v.T
+    product: Tensor = u * 2.0 ** -torch.arange(rank) @ v.T
+    return product
 
 
 def given(gradient: Summed | Sketched, first: Batches, second: Batches) -> Summed | Sketched:

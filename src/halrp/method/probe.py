@@ -87,9 +87,11 @@ class _Calls:
 
     def __enter__(self) -> _Calls:
         def hook(_: nn.Module, args: tuple[object, ...], named: dict[str, object], given: object) -> None:
-            plain = len(args) == 1 and not named and isinstance(args[0], Tensor) and isinstance(given, Tensor)
-            # Copies: the network may write over both.
-            self._calls.append((args[0].detach().clone(), given.detach().clone()) if plain else None)
+            x = args[0] if len(args) == 1 and not named else None
+            if isinstance(x, Tensor) and isinstance(given, Tensor):
+                self._calls.append((x.detach().clone(), given.detach().clone()))  # the network may write over both
+            else:
+                self._calls.append(None)
 
         self._handle = self._head.register_forward_hook(hook, with_kwargs=True)
         return self
