@@ -149,9 +149,11 @@ def test_only_chosen_parts_are_stored_and_all_else_is_the_bases_own_memory(kind:
     delta = result.learn("a", data, val=data)
     base = result._committed.ready
     view = base.serving_view(delta)
-    own = {name_of(key) for key in delta.precisions}
+    stored_names = {name_of(key) for key in delta.precisions}
     originals = base.tensors
-    shared = {n: t for n, t in (*view.named_parameters(), *view.named_buffers()) if n in originals and n not in own}
+    shared = {
+        n: t for n, t in (*view.named_parameters(), *view.named_buffers()) if n in originals and n not in stored_names
+    }
     assert shared
     for name, tensor in shared.items():
         assert address(tensor.detach()) == address(originals[name])

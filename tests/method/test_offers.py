@@ -76,7 +76,7 @@ def expected(
     weights, vectors = KINDS[kind]
     module = net(kind).double().eval()
     parameters = dict(module.named_parameters())
-    found: dict[str, tuple[list[list[Tensor]], list[list[int]]]] = {}
+    by_part: dict[str, tuple[list[list[Tensor]], list[list[int]]]] = {}
     for half, pairs in enumerate(batches):
         for x, y in pairs:
             factors = {name: neutral(parameters[name]) for name in weights}
@@ -84,10 +84,10 @@ def expected(
             leaves = {f"r/{n}": f.r for n, f in factors.items()} | {f"s/{n}": f.s for n, f in factors.items()}
             leaves |= {f"plain/{n}": parameters[n] for n in vectors}
             for key, gradient in zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True):
-                gradients, sizes = found.setdefault(key, ([[], []], [[], []]))
+                gradients, sizes = by_part.setdefault(key, ([[], []], [[], []]))
                 gradients[half].append(gradient)
                 sizes[half].append(len(y))
-    return found
+    return by_part
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -216,9 +216,9 @@ def test_halves_that_contradict_each_other_promise_nothing() -> None:
 
 
 def test_the_mean_of_a_half_counts_every_example_alike() -> None:
-    one = vector([([1.0, 0.0], 6), ([4.0, 3.0], 3)], [([1.0, 1.0], 9)])
-    two = vector([([2.0, 1.0], 9)], [([1.0, 1.0], 9)])
-    assert float(one.score * one.curvature) == pytest.approx(float(two.score * two.curvature))
+    split = vector([([1.0, 0.0], 6), ([4.0, 3.0], 3)], [([1.0, 1.0], 9)])
+    joined = vector([([2.0, 1.0], 9)], [([1.0, 1.0], 9)])
+    assert float(split.score * split.curvature) == pytest.approx(float(joined.score * joined.curvature))
 
 
 def test_noise_is_worth_nothing_on_average() -> None:
@@ -261,8 +261,8 @@ def test_fewer_examples_are_batches_spread_over_the_pass() -> None:
     first, second = read(numbered(160), examples=40)
     assert [len(first), len(second)] == [2, 3]
     chosen = [labels([pair]) for pair in (*first, *second)]
-    places = [[labels([pair]) for pair in everything].index(each) for each in chosen]
-    assert places == [3, 7, 11, 15, 19]
+    numbers = [[labels([pair]) for pair in everything].index(each) for each in chosen]
+    assert numbers == [3, 7, 11, 15, 19]
 
 
 @pytest.mark.parametrize(("total", "examples"), [(8, 100), (40, 3)])

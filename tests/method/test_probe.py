@@ -254,13 +254,13 @@ def test_of_more_features_than_fit_in_memory_examples_spread_over_the_data_are_t
 class WritesOver(nn.Module):
     """A network that changes its features or its outputs in place once the head has been called."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, changed: str) -> None:
         super().__init__()
-        self.head, self.what = nn.Linear(10, 3), what
+        self.head, self.changed = nn.Linear(10, 3), changed
 
     def forward(self, x: Tensor) -> Tensor:
         outputs: Tensor = self.head(x)
-        (x if self.what == "features" else outputs).mul_(2)
+        (x if self.changed == "features" else outputs).mul_(2)
         return outputs
 
 

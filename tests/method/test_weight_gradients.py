@@ -39,8 +39,8 @@ def batches(shape: tuple[int, ...], count: int, seed: int, signal: Tensor | None
 def low_rank(shape: tuple[int, int], rank: int, seed: int = 3) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     u, v = (torch.linalg.qr(torch.randn(n, rank, generator=generator, dtype=F64)).Q for n in shape)
-    product: Tensor = u * 2.0 ** -torch.arange(rank) @ v.T
-    return product
+    sigma = torch.tensor([2.0**-number for number in range(rank)], dtype=F64)
+    return (u * sigma) @ v.T
 
 
 def given(gradient: Summed | Sketched, first: Batches, second: Batches) -> Summed | Sketched:
@@ -73,10 +73,10 @@ def test_scores_of_a_sum_are_those_of_directions_of_the_first_half_in_both(view:
     signal = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=F64)
     first, second = batches(shape, 3, 0, signal), batches(shape, 4, 5, signal)
     result = summed(shape, first, second, view=view)
-    one, other = (as_matrix(mean(half), view) for half in (first, second))
-    v = torch.linalg.svd(one, full_matrices=False).Vh[:4].T
+    before, after = (as_matrix(mean(half), view) for half in (first, second))
+    v = torch.linalg.svd(before, full_matrices=False).Vh[:4].T
     h = torch.stack([n * (as_matrix(g, view) @ v).square().mean(0) for g, n in second]).mean(0)
-    expected = (((one @ v) * (other @ v)).sum(0) / (4 * h)).clamp(min=0)
+    expected = (((before @ v) * (after @ v)).sum(0) / (4 * h)).clamp(min=0)
     torch.testing.assert_close(result.scores, expected, rtol=1e-9, atol=1e-15)
     assert result.rate == pytest.approx(1 / math.sqrt(7 * float(h.mean())), rel=1e-9)
 
@@ -167,9 +167,9 @@ def test_a_sketch_in_noise_promises_about_what_the_sum_does(shape: tuple[int, in
 
 def test_the_same_key_sketches_alike() -> None:
     shape = (60, 50)
-    one, other = (sketched(shape, batches(shape, 3, 0), batches(shape, 3, 1)) for _ in range(2))
-    assert torch.equal(one.v, other.v)
-    assert torch.equal(one.scores, other.scores)
+    once, again = (sketched(shape, batches(shape, 3, 0), batches(shape, 3, 1)) for _ in range(2))
+    assert torch.equal(once.v, again.v)
+    assert torch.equal(once.scores, again.scores)
 
 
 # ---- units ----------------------------------------------------------------------------------------------------------

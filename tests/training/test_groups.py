@@ -25,17 +25,17 @@ def rates(groups: list[Group]) -> dict[nn.Parameter, float]:
     [(1.0, 1), (1.1, 1), (1.3, math.sqrt(2)), (1.9, 2), (0.7, math.sqrt(0.5)), (0.013, 2**-6.5), (1e-9, 2**-30)],
 )
 def test_rates_are_multiplied_by_units_rounded_to_powers_of_the_root_of_two(unit: float, rounded: float) -> None:
-    one, other = parameters(2)
-    found = rates(by_unit([Group([one], lr=3.0), Group([other], lr=0.5)], {one: unit, other: unit}))
-    assert found[one] == pytest.approx(3 * rounded)
-    assert found[other] == pytest.approx(0.5 * rounded)
+    fast, slow = parameters(2)
+    scaled = rates(by_unit([Group([fast], lr=3.0), Group([slow], lr=0.5)], {fast: unit, slow: unit}))
+    assert scaled[fast] == pytest.approx(3 * rounded)
+    assert scaled[slow] == pytest.approx(0.5 * rounded)
 
 
 def test_a_rounded_unit_is_within_a_fourth_root_of_two_of_the_measured_one() -> None:
     for unit in torch.logspace(-12, 12, 200, dtype=torch.float64).tolist():
         (parameter,) = parameters(1)
-        found = rates(by_unit([Group([parameter])], {parameter: unit}))[parameter]
-        assert abs(math.log2(found / unit)) <= 0.25 + 1e-9
+        rate = rates(by_unit([Group([parameter])], {parameter: unit}))[parameter]
+        assert abs(math.log2(rate / unit)) <= 0.25 + 1e-9
 
 
 def test_parameters_without_a_unit_keep_their_rates_and_all_keep_their_penalties() -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from halrp import Learner, Progress, Recipe, seeding
+from halrp import Learner, Progress, Recipe, WarmUp, seeding
 from halrp.errors import SettingError
 from halrp.lab.run.cell import Cell
 from halrp.objectives import TokenClassification
@@ -81,7 +81,8 @@ def test_a_rate_of_zero_keeps_a_kind_as_it_is() -> None:
 def test_weight_decay_leaves_norms_biases_and_scales_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     notes = Notes(monkeypatch)
     settings = dataclasses.replace(FAST, optimiser="adamw", weight_decay=0.25)
-    learner = Learner(net("conv"), method=METHOD, recipe=settings, base="given")
+    method = dataclasses.replace(METHOD, start=WarmUp())
+    learner = Learner(net("conv"), method=method, recipe=settings, base="given")
     learner.learn("a", tiny_task("conv"))
     for groups in notes.groups.values():
         assert {decay for _, decay, _ in groups} == {0.0, 0.25}
@@ -254,4 +255,6 @@ def test_settings_are_recorded_where_they_are_not_at_their_defaults_and_recalled
     assert recalled_recipe({"recipe": describe(CONTROL)}) == CONTROL
     later = {field.name for field in dataclasses.fields(Recipe) if field.metadata}
     assert not later & describe(Recipe()).keys()
-    assert later - describe(CONTROL).keys() == {"drop_last", "momentum", "scheduler"}
+    assert later - describe(CONTROL).keys() == {"drop_last", "momentum", "scheduler", "balanced_steps", "automatic"}
+    for settings in (Recipe.auto(batch=7), Recipe(balanced_steps=True)):
+        assert recalled_recipe({"recipe": describe(settings)}) == settings

@@ -179,9 +179,8 @@ class FromProbe(StartRule):
         net.eval()
         with agreed(run.processes, run.task):
             train = probe.features(net, path, whole(run.data.train), run.recipe.batch, run.seed_key)
-            val = None
-            if run.data.val is not None:
-                val = probe.features(net, path, run.data.val, run.recipe.batch, run.seed_key)
+            held = run.data.val
+            val = None if held is None else probe.features(net, path, held, run.recipe.batch, run.seed_key)
         if train is None:
             self._train_head(base, net, run)
             return None

@@ -16,7 +16,7 @@ Batches = Iterator[tuple[Batch, Tensor]]
 
 
 def halves(data: Data, batch: int, examples: int, key: Sequence[object], device: torch.device) -> Iterator[Batches]:
-    """Two halves of batches with at most so many examples together, spread evenly over one pass.
+    """Two halves of batches with at most a number of examples together, spread evenly over one pass.
 
     Each must be read to its end before the next. If there is one batch only, it is both halves.
     """
@@ -34,7 +34,7 @@ def halves(data: Data, batch: int, examples: int, key: Sequence[object], device:
 
 
 def spread(batches: Batches, steps: int, wanted: int) -> Batches:
-    """So many of a number of batches, evenly."""
+    """The wanted number of batches out of all steps, evenly."""
     for number, pair in enumerate(batches):
         if number * wanted // steps != (number + 1) * wanted // steps:
             yield pair

@@ -71,7 +71,7 @@ def features(
                 return None
             wanted = max(1, min(data.examples, most // (taken[0].numel() * taken.element_size())))
             number = torch.arange(read, read + len(y), device=y.device)
-            # Of all examples, so many evenly.
+            # The wanted number of all examples, evenly.
             chosen = number * wanted // data.examples != (number + 1) * wanted // data.examples
             inputs.append(taken[chosen])
             targets.append(y[chosen])

@@ -77,7 +77,7 @@ class Costs:
         sides = slot.shape[:2]
         return Size(sum(sides), sum(part_bytes((side,), self.rest, slot.itemsize) for side in sides))
 
-    def kept(self, name: str) -> Precision:
+    def owned_precision(self, name: str) -> Precision:
         """The precision of a tensor that a task owns in any case."""
         slot = self.layout.by_name[name]
         return buffer_precision(slot.torch_dtype, self.rest) if slot.kind == "buffer" else self.rest
@@ -94,7 +94,7 @@ class Costs:
 
     def _all_parts(self, owned: Mapping[str, tuple[int, ...]], view: str) -> TaskCosts:
         """The costs of a task that stores all that it owns, and both scales of every factored weight, as parts."""
-        plain = {f"plain/{name}": self.kept(name) for name in owned}
+        plain = {f"plain/{name}": self.owned_precision(name) for name in owned}
 
         def file_bytes(ranks: Mapping[str, int], allocation: Allocator) -> int:
             adapted = [slot.name for slot in self.layout.adapted]
@@ -108,7 +108,9 @@ class Costs:
             )
 
         slots = self.layout.by_name
-        return TaskCosts([_part_cost(slots[n], shape, self.kept(n)) for n, shape in owned.items()], file_bytes)
+        return TaskCosts(
+            [_part_cost(slots[n], shape, self.owned_precision(n)) for n, shape in owned.items()], file_bytes
+        )
 
 
 def buffer_precision(dtype: torch.dtype, rest: Precision) -> Precision:

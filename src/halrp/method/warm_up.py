@@ -85,7 +85,7 @@ class WarmUp(StartRule):
             for view in method.views(any(kernels.values()), data.val is not None)
         }
         if method.rest != "float32":
-            plain = {f"plain/{name}": costs.kept(name) for name in owned}
+            plain = {f"plain/{name}": costs.owned_precision(name) for name in owned}
             starts = {view: _by_parts(start, method, plain) for view, start in starts.items()}
         return Starts(starts, owned)
 

@@ -239,7 +239,7 @@ def as_matrix(gradient: Tensor, view: str) -> Tensor:
 def new_gradient(
     name: str, weight: Tensor, views: Sequence[str], components: int, method: Halrp, base: Size, key: Sequence[object]
 ) -> WeightGradient:
-    """The gradient of a weight before a pass, of at most so many components, and no more than the budget pays for.
+    """The gradient of a weight before a pass, of at most `components`, and no more than the budget pays for.
 
     A weight that is too large to be summed is sketched, in the view that costs least.
     """

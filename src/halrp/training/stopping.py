@@ -96,9 +96,9 @@ def fitting(
     return Best(best[0], Validation(*best[1:]), {n: t.to(present[n].device) for n, t in tensors.items()})
 
 
-def is_better(one: Validation, other: Validation) -> bool:
+def is_better(validation: Validation, other: Validation) -> bool:
     """Whether a score is higher, or equal with a lower loss."""
-    return _order(one) > _order(other)
+    return _order(validation) > _order(other)
 
 
 def _order(validation: Validation) -> tuple[float, float]:
