@@ -226,9 +226,9 @@ class Around(nn.Module):
         if self.kind == "twice":
             outputs = outputs + 0 * self.head(hidden)
         if self.kind == "reshaped":
-            outputs = self.head(hidden[:, None])[:, 0]
+            return cast(Tensor, self.head(hidden[:, None])[:, 0])
         if self.kind == "named":
-            outputs = self.head(input=hidden)
+            return cast(Tensor, self.head(input=hidden))
         if self.kind == "unused":
             return hidden[:, :3]
         return outputs

@@ -40,7 +40,8 @@ def low_rank(shape: tuple[int, int], rank: int, seed: int = 3) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     u, v = (torch.linalg.qr(torch.randn(n, rank, generator=generator, dtype=F64)).Q for n in shape)
     sigma = torch.tensor([2.0**-number for number in range(rank)], dtype=F64)
-    return (u * sigma) @ v.T
+    matrix: Tensor = (u * sigma) @ v.T
+    return matrix
 
 
 def given(gradient: Summed | Sketched, first: Batches, second: Batches) -> Summed | Sketched:
