@@ -220,18 +220,16 @@ class Around(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden: Tensor = self.body(x).relu()
-        outputs: Tensor = self.head(hidden)
-        if self.kind == "post-processed":
-            return 2 * outputs
-        if self.kind == "twice":
-            outputs = outputs + 0 * self.head(hidden)
         if self.kind == "reshaped":
             return cast(Tensor, self.head(hidden[:, None])[:, 0])
         if self.kind == "named":
             return cast(Tensor, self.head(input=hidden))
-        if self.kind == "unused":
-            return hidden[:, :3]
-        return outputs
+        outputs: Tensor = self.head(hidden)
+        if self.kind == "post-processed":
+            return 2 * outputs
+        if self.kind == "twice":
+            return outputs + 0 * cast(Tensor, self.head(hidden))
+        return hidden[:, :3] if self.kind == "unused" else outputs
 
 
 @pytest.mark.parametrize("kind", ["post-processed", "twice", "reshaped", "named", "unused"])

@@ -154,8 +154,9 @@ def test_the_probe_is_fitted_on_the_examples_of_all_processes(kind: str, tmp_pat
 
     def work(rank: int | None) -> tuple[Tensor, bytes]:
         rows = slice(rank, None, 2)
-        whole: Any = {"tensors": (x, y), "a data set": Pairs(x, y), "loaders": DataLoader(Pairs(x, y), batch_size=8)}[kind]
-        train = whole if rank is None or kind != "loaders" else DataLoader(Pairs(x[rows], y[rows]), batch_size=4)
+        part = Pairs(x, y) if rank is None else Pairs(x[rows], y[rows])
+        loader = DataLoader(part, batch_size=8 if rank is None else 4)
+        train: Any = {"tensors": (x, y), "a data set": Pairs(x, y), "loaders": loader}[kind]
         still = dataclasses.replace(RECIPE, lr=1e-12)
         result = learner("mlp", rank is not None, method=FIXED, recipe=still)
         delta = result.learn("a", train, classes=CLASSES)
