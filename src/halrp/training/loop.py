@@ -277,9 +277,11 @@ class Training:
             self._stopping.update(0, self._measured(), self._evaluated())
 
     def _compare_end(self) -> None:
-        """Measure the end of training, if it is compared with the start alone."""
+        """Measure the end of training, if it is compared with the start alone; where it is worse, also half-way there."""
         if self._starts_at_best and self._stopping is not None and self.recipe.patience is None and self.epoch:
             self._stopping.update(self.epoch, self._measured(), self._evaluated())
+            if self._stopping.go_halfway(self._evaluated()):
+                self._stopping.update(self.epoch, self._measured(), self._evaluated(), is_end=False)
 
     def _measured(self) -> Validation:
         assert self._validate is not None

@@ -42,12 +42,23 @@ class EarlyStopping:
         self.end: Validation | None = None
         """Loss and score of the epoch that was compared last."""
 
-    def update(self, epoch: int, validation: Validation, tensors: Mapping[str, Tensor]) -> None:
+    def update(self, epoch: int, validation: Validation, tensors: Mapping[str, Tensor], *, is_end: bool = True) -> None:
         """Compare an epoch with the best: a higher score is better, and so is a lower loss on equal scores."""
         best = self.best
-        self.start, self.end = validation if epoch == 0 else self.start, validation
+        self.start = validation if epoch == 0 else self.start
+        self.end = validation if is_end else self.end
         if best is None or is_better(validation, best.validation):
             self.best = Best(epoch, validation, {name: tensor.detach().clone() for name, tensor in tensors.items()})
+
+    @torch.no_grad()
+    def go_halfway(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Set tensors to the middle between the start and what they are, if the start is best; whether that is so."""
+        if self.best is None or self.best.epoch:
+            return False
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point():
+                tensor.lerp_(self.best.tensors[name], 0.5)
+        return True
 
     def is_over(self, epoch: int) -> bool:
         """Whether training has waited long enough for a better epoch."""
