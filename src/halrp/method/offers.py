@@ -32,6 +32,11 @@ from halrp.training.batches import loss_of
 from halrp.training.run import TaskRun
 
 
+LEAST_ROWS, PARTS_OF_A_BATCH = 4, 4
+"""Gradients are taken of a quarter of a batch at a time, which needs less memory than training does, and not of less
+than four rows."""
+
+
 class VectorGradient:
     """The gradient of a small tensor over the two halves of a pass, and the mean square of its entries over batches."""
 
@@ -125,7 +130,8 @@ def collect(net: nn.Module, wanted: Wanted, run: TaskRun, examples: int) -> tupl
         for name in {*wanted.weights, *scaled, *wanted.vectors}:
             parameter = parameters[name].requires_grad_(True)
             hooks.callback(parameter.register_post_accumulate_grad_hook(partial(take, name=name)).remove)
-        for half in halves(run.data.train, run.recipe.batch, examples, (*run.seed_key, "gradients"), device):
+        batch = max(LEAST_ROWS, run.recipe.batch // PARTS_OF_A_BATCH)
+        for half in halves(run.data.train, batch, examples, (*run.seed_key, "gradients"), device):
             for x, y in half:
                 rows, counts = y.shape[0], torch.as_tensor(run.data.objective.weight(y), device=y.device)
                 with differentiable(net):

@@ -277,7 +277,7 @@ class Training:
             self._stopping.update(0, self._measured(), self._evaluated())
 
     def _compare_end(self) -> None:
-        """Measure the end of training, if it is compared with the start alone; where it is worse, also half-way there."""
+        """Measure the end of training, if it is compared with the start alone; where that is better, half-way too."""
         if self._starts_at_best and self._stopping is not None and self.recipe.patience is None and self.epoch:
             self._stopping.update(self.epoch, self._measured(), self._evaluated())
             if self._stopping.go_halfway(self._evaluated()):
