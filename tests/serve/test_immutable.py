@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from halrp import Delta, Halrp, Learner, Recipe
+from halrp import Delta, FromProbe, Halrp, Learner, Recipe, WarmUp
 from halrp.lab import backbones
 from halrp.model import copy_on_write
 from tests.helpers import FAST, address, digest, net, tiny_task
@@ -113,7 +114,9 @@ def change_mapping(values: Any) -> None:
 @pytest.mark.parametrize("precision", ["int8", "float32"])
 @pytest.mark.parametrize("part", ["scales", "coded", "plain", "factors", "owned", "provenance", "objective"])
 def test_a_delta_gives_copies_of_its_tensors_and_settings(part: str, precision: Any, tmp_path: Path) -> None:
-    method = Halrp.budget(growth_per_task=0.9, precision=precision)
+    # A task at the probe has all its parts in `coded`.
+    start = WarmUp() if part in ("scales", "plain") else FromProbe()
+    method = replace(Halrp.budget(growth_per_task=0.9, precision=precision), start=start)
     learner = Learner(net("conv"), method=method, recipe=FAST, base="given")
     delta = learner.learn("a", tiny_task("conv", 0))
     learner.learn("b", tiny_task("conv", 1))
