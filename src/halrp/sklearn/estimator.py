@@ -170,6 +170,22 @@ class TaskEstimator(BaseEstimator):
             model, head=self.head, method=self.method, recipe=recipe, seed=seed, base=self.base, progress=None
         )
 
+    # ---- copying --------------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything, and whether the learner's task is still the one that was fitted."""
+        state: dict[str, Any] = super().__getstate__()
+        fitted = state.get("delta_")
+        current = fitted is not None and state["learner_"].tasks.get(state["task_"]) is fitted
+        return {**state, "_is_current": current}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over the learner's task, which a copied learner has bound to its own base."""
+        current = state.get("_is_current", False)
+        super().__setstate__({name: value for name, value in state.items() if name != "_is_current"})
+        if current:
+            self.delta_ = self.learner_.tasks[self.task_]
+
     # ---- predicting -----------------------------------------------------------------------------------------------
 
     def _outputs(self, X: Any) -> Tensor:
