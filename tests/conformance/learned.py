@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from halrp import Halrp, Learner, Recipe, explain
+from halrp import FromProbe, Halrp, Learner, Recipe, explain
 from halrp.model import batch as tree
 from halrp.model.batch import Batch
 from halrp.tools.explain import Explanation
@@ -49,8 +49,9 @@ class Case:
         }
 
     def learner(self, **settings: Any) -> Learner:
-        """A learner on the model as it is given, with the default method."""
-        options: dict[str, Any] = {"recipe": RECIPE, "base": "given", "progress": None}
+        """A learner on the model as it is given, with the default method; it trains also where that does not help."""
+        method = replace(Halrp.budget(), start=FromProbe(held_out=0))
+        options: dict[str, Any] = {"method": method, "recipe": RECIPE, "base": "given", "progress": None}
         return Learner(self.family.model(), **(options | self.family.settings | settings))
 
     def explanation(self) -> Explanation:
@@ -62,10 +63,9 @@ class Case:
         )
 
     def learn_first(self, learner: Learner) -> None:
-        """Learn the first task, with validation data."""
+        """Learn the first task."""
         first = self.tasks()[FIRST]
-        val = task(self.family.inputs, self.objective, 100, WIDTHS[0])
-        learner.learn(FIRST, first.data, val.data, objective=first.objective)
+        learner.learn(FIRST, first.data, objective=first.objective)
 
 
 CASES = tuple(Case(name, objective) for name, family in FAMILIES.items() for objective in family.objectives)

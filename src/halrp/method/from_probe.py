@@ -156,7 +156,7 @@ class FromProbe(StartRule):
                 | {n: recovered_of(o, wanted.weights[n].importance, allocation.ranks.get(n)) for n, o in large.items()},
                 {n: o.scores for n, o in (large | small).items()},
                 parts=dict.fromkeys(sorted(chosen), self.precision)
-                | {f"plain/{n}": self.precision for n in sorted(head)},
+                | {f"plain/{n}": precision for n, precision in costs.head(self.precision).items() if n in head},
                 small={key[6:]: parameters[key[6:]].detach().clone() for key in sorted(chosen) if key[:6] == "plain/"},
                 is_solution=True,
                 units=_units(layers, vectors, factors),

@@ -54,7 +54,8 @@ class Costs:
         That are the parts `small`, whose rank is 1 if they are chosen, and components of `weights`.
         """
         small = small or {}
-        mandatory = {f"plain/{name}": head for name in self.layout.head}
+        precisions = self.head(head)
+        mandatory = {f"plain/{name}": precision for name, precision in precisions.items()}
 
         def file_bytes(ranks: Mapping[str, int], allocation: Allocator) -> int:
             description = replace(self.described(view, allocation), format=PARTS_FORMAT, precision="float32")
@@ -69,8 +70,13 @@ class Costs:
                 precision=self.precision,
             )
 
-        slots = (self.layout.by_name[name] for name in sorted(self.layout.head))
-        return TaskCosts([_part_cost(slot, slot.shape_in(classes), head) for slot in slots], file_bytes)
+        slots = [(self.layout.by_name[name], precision) for name, precision in precisions.items()]
+        return TaskCosts([_part_cost(slot, slot.shape_in(classes), each) for slot, each in slots], file_bytes)
+
+    def head(self, precision: Precision) -> dict[str, Precision]:
+        """The tensors of a head that is stored in a precision, and those of each; its buffers are the task's too."""
+        slots = [slot for slot in self.layout.slots if slot.role == "head" and slot.kind != "adapted"]
+        return {s.name: buffer_precision(s.torch_dtype, precision) if s.kind == "buffer" else precision for s in slots}
 
     def scales(self, slot: Slot) -> Size:
         """What both scales of a weight cost."""
