@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from halrp import Halrp, Learner, Progress, Store
+from halrp import FromProbe, Halrp, Learner, Progress, Store, WarmUp
 from halrp.errors import CheckpointWarning, SettingError
 from halrp.store import task_file
 from tests.helpers import FAST, net, tiny_task
 
-METHOD = replace(Halrp.budget(growth_per_task=0.9), view="mean")
+METHOD = replace(Halrp.budget(growth_per_task=0.9), view="mean", start=WarmUp())
 RECIPE = replace(FAST, epochs=4)
 X, Y = tiny_task("mlp", 1)
 
@@ -144,16 +144,18 @@ class Counted(Pairs):
         return super().__getitem__(index)
 
 
-def reads(folder: Path | None, **arguments: Any) -> float:
+def reads(folder: Path | None, method: Halrp = METHOD, **arguments: Any) -> float:
     """Passes over the training data while a task is learned, besides the batch that shows that the model fits."""
     train = Counted()
-    learning = Learner(net("mlp"), method=METHOD, recipe=RECIPE, base="given", store=folder)
+    learning = Learner(net("mlp"), method=method, recipe=RECIPE, base="given", store=folder)
     learning.learn("a", train, val=(X, Y), **arguments)
     return (train.reads - RECIPE.batch) / len(train)
 
 
 def test_data_are_read_no_more_often_than_needed(tmp_path: Path) -> None:
-    epochs = RECIPE.epochs + 1  # the gradients that the task starts from
+    at_probe = replace(METHOD, start=FromProbe())
+    assert reads(None, at_probe, classes=3) == RECIPE.epochs + 2  # features, and gradients
+    epochs = RECIPE.epochs
     assert reads(None, classes=3) == epochs
     assert reads(None, class_names=["a", "b", "c"]) == epochs
     assert reads(tmp_path / "a", classes=3, data_key="v1") == epochs

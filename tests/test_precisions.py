@@ -11,7 +11,7 @@ import torch
 import torch.distributed
 from torch import Tensor, nn
 
-from halrp import Halrp, Learner, Recipe, Store, Whitened, explain
+from halrp import FromProbe, Halrp, Learner, Recipe, Store, Whitened, explain
 from halrp.errors import SettingError, WrongBaseError
 from halrp.model.wrappers import unwrapped
 from halrp.store import task_file
@@ -69,7 +69,12 @@ def test_a_task_in_half_precision_resumes_bit_identically(dtype: torch.dtype, tm
 
         model, folder = net("conv").to(dtype), Store(store, checkpoint_every=0)
         learner = Learner(
-            model, method=METHOD, recipe=replace(FAST, epochs=4), base="given", store=folder, progress=progress
+            model,
+            method=replace(METHOD, start=FromProbe(held_out=0)),
+            recipe=replace(FAST, epochs=4),
+            base="given",
+            store=folder,
+            progress=progress,
         )
         learner.learn("a", task("conv", dtype, 0))
         return learner

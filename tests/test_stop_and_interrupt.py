@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from halrp import Halrp, Learner, Progress, Recipe, StopTraining, Store
+from halrp import Halrp, Learner, Progress, Recipe, StopTraining, Store, WarmUp
 from halrp.training.loop import Training
 from tests.helpers import net, tiny_task
 
 RECIPE = Recipe(epochs=6, batch=8, lr=5e-3)
-METHOD = dataclasses.replace(Halrp.budget(growth_per_task=0.9), warm_up=2, trial=0.5)
+METHOD = dataclasses.replace(Halrp.budget(growth_per_task=0.9), warm_up=2, trial=0.5, start=WarmUp())
 
 
 class At:

@@ -14,8 +14,9 @@ from torch.utils.data import DataLoader
 from halrp import Recipe
 from halrp.errors import DivergedError
 from halrp.method import passes
-from halrp.method.offers import VectorGradient, Wanted, collect, followed_by_norm
+from halrp.method.offers import LEAST_ROWS, PARTS_OF_A_BATCH, VectorGradient, Wanted, collect, followed_by_norm
 from halrp.method.weight_gradients import Summed
+from halrp.model.call import Call
 from halrp.model.factors import Factors
 from halrp.objectives import Classification
 from halrp.training.batches import Data, InMemory, Loaded, TaskData
@@ -37,6 +38,7 @@ def in_memory(kind: str, examples: int = 32, **settings: Any) -> InMemory:
 
 def read(data: Data, examples: int = 10**6, batch: int = BATCH) -> list[list[tuple[Any, Tensor]]]:
     """The batches of both halves as `collect` reads them."""
+    batch = max(LEAST_ROWS, batch // PARTS_OF_A_BATCH)
     halves = passes.halves(data, batch, examples, (*KEY, "gradients"), torch.device("cpu"))
     return [list(half) for half in halves]
 
@@ -130,7 +132,7 @@ def test_gradients_of_weights_are_added_batch_by_batch() -> None:
     weight = module.get_parameter("conv.weight")
     collect(module, Wanted({"conv.weight": Recorded(weight.detach(), {"full": 2})}), run_of(data), 10**6)
     batches = [pair for half in read(data) for pair in half]
-    assert [rows for _, rows, _ in added] == [len(y) for _, y in batches] == [8, 8, 8, 5]
+    assert [rows for _, rows, _ in added] == [len(y) for _, y in batches] == [4] * 6 + [5]
     assert [weight for _, _, weight in added] == [8, 8, 8, 5]
     for (gradient, _, _), (x, y) in zip(added, batches, strict=True):
         fresh = net("conv").double().eval()
@@ -332,23 +334,23 @@ ELSEWHERE = ("relu", "relu in place", "no parameters", "group norm", "function",
 
 @pytest.mark.parametrize("where", [*ELSEWHERE, "another layer too", "called again"])
 def test_a_layer_whose_outputs_do_not_all_go_into_a_batch_norm_alone_is_not_found(where: str) -> None:
-    assert "conv" not in followed_by_norm(drawn(lambda: Layers(where)), run_of(InMemory(*tiny_task("conv"))))
+    assert "conv" not in followed_by_norm(drawn(lambda: Layers(where)), Call(), tiny_task("conv")[0])
 
 
 def test_a_layer_whose_output_goes_into_a_batch_norm_is_found() -> None:
-    assert followed_by_norm(drawn(lambda: Layers("norm")), run_of(InMemory(*tiny_task("conv")))) == {"conv"}
+    assert followed_by_norm(drawn(lambda: Layers("norm")), Call(), tiny_task("conv")[0]) == {"conv"}
 
 
 def test_convolutions_of_a_common_network_are_found() -> None:
-    x, y = tiny_task("conv")
+    x, _ = tiny_task("conv")
     module = net("conv")
-    assert followed_by_norm(module, run_of(InMemory(x, y))) == {"features.0", "conv"}
+    assert followed_by_norm(module, Call(), x) == {"features.0", "conv"}
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
 
 
 def test_the_search_for_norms_changes_no_statistics() -> None:
-    x, y = tiny_task("conv")
+    x, _ = tiny_task("conv")
     module = net("conv").train()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    followed_by_norm(module, run_of(InMemory(x, y)))
+    followed_by_norm(module, Call(), x)
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())

@@ -14,7 +14,7 @@ chosen stays the base's and costs nothing, neither in the file nor in time.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Literal
 
@@ -125,7 +125,9 @@ class FromProbe(StartRule):
         weights, size = base.adapted_weights(), Size(base.parameter_count, base.size.bytes)
         kernels = {n: p.kernel for n, p in base.plan.named("adapted").items()}
         views = method.views(any(kernels.values()), validation=True)
-        wanted = self._wanted(base, net, method, size, run, {n: views if k else ("full",) for n, k in kernels.items()})
+        covered = frozenset() if self.redundant else offers.followed_by_norm(net, base.call, check.first)
+        tried = {n: views if kernel else ("full",) for n, kernel in kernels.items()}
+        wanted = self._wanted(base, method, run, covered, tried)
         vectors, missing = offers.collect(net, wanted, run, self.examples)
         parameters = dict(net.named_parameters())
         check.gradients({n: parameters[n] for n in weights}, [parameters[n] for n in missing])
@@ -210,16 +212,15 @@ class FromProbe(StartRule):
     def _wanted(
         self,
         base: Base,
-        net: nn.Module,
         method: Halrp,
-        size: Size,
         run: TaskRun,
+        covered: Container[str],
         views: Mapping[str, tuple[str, ...]],
     ) -> offers.Wanted:
-        holders = dict(net.named_modules())
+        """The parts whose gradients are taken; norms do what row scales and biases of `covered` modules would do."""
+        holders, size = dict(base.module.named_modules()), Size(base.parameter_count, base.size.bytes)
         adapted = base.adapted_weights()
         tables = {n for n in adapted if family_for(holders[n.rpartition(".")[0]]).reads_few_rows}
-        covered = frozenset() if self.redundant else offers.followed_by_norm(net, run)
         rows = {n for n in adapted if n not in tables and n.rpartition(".")[0] not in covered}
         kinds = {"norm": "norms", "bias": "biases"}
         vectors = {

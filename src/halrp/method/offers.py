@@ -26,6 +26,8 @@ from halrp.errors import DivergedError
 from halrp.method.importance import at_least_float32, differentiable
 from halrp.method.passes import halves
 from halrp.method.weight_gradients import WeightGradient
+from halrp.model.batch import Batch
+from halrp.model.call import Call
 from halrp.model.layers.norm import BATCH_NORMS, NORMS
 from halrp.training.activations import recomputed_activations
 from halrp.training.batches import loss_of
@@ -171,14 +173,13 @@ class _Output:
         self.read_by_norm: list[bool] = []
 
 
-def followed_by_norm(net: nn.Module, run: TaskRun) -> frozenset[str]:
+def followed_by_norm(net: nn.Module, call: Call, x: Batch) -> frozenset[str]:
     """The modules whose outputs all go into a batch norm with its own scale and shift, and into no other module.
 
     There a row scale and a bias do what the norm's parameters do. Other norms divide a scale of their input out again,
-    but share it between channels. Found on two rows of the data: the norm's input is the very tensor that the module
+    but share it between channels. Seen in a pass over some rows: the norm's input is the very tensor that the module
     gave. What reads that tensor outside of modules, as the sum of a shortcut may, is not seen.
     """
-    x = next(iter(run.data.train.batches(2, None)))[0]
     outputs: list[_Output] = []
     latest: dict[int, _Output] = {}  # tensors are held in outputs, so that no address is used twice
 
@@ -197,6 +198,6 @@ def followed_by_norm(net: nn.Module, run: TaskRun) -> frozenset[str]:
             if isinstance(module, NORMS) or not list(module.children()):
                 hooks.callback(module.register_forward_pre_hook(before).remove)
                 hooks.callback(module.register_forward_hook(partial(after, path=path)).remove)
-        run.data.train.call(net.eval(), x)
+        call(net.eval(), x)
     others = {output.path for output in outputs if not output.read_by_norm or not all(output.read_by_norm)}
     return frozenset(output.path for output in outputs if output.path not in others)

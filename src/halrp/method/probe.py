@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from halrp import seeding
 from halrp.errors import DivergedError
+from halrp.method.importance import at_least_float32
 from halrp.objectives import Objective
 from halrp.training.batches import Data
 from halrp.training.stopping import Validation
@@ -112,8 +114,9 @@ class _Calls:
 
 def fit(head: nn.Module, objective: Objective, train: Features, val: Features | None, *, from_zero: bool) -> Probe:
     """Fit a head; `from_zero` starts it there, which suits a single layer, and one of several starts as it is."""
-    unit = float(train.x.float().square().mean()) or 1.0
-    start = copy.deepcopy(head).requires_grad_(True)
+    train, val = _precise(train), None if val is None else _precise(val)
+    unit = float(train.x.square().mean()) or 1.0
+    start = copy.deepcopy(head).to(train.x.dtype).requires_grad_(True)
     if from_zero:
         with torch.no_grad():
             for parameter in start.parameters():
@@ -135,6 +138,11 @@ def fit(head: nn.Module, objective: Objective, train: Features, val: Features | 
                 break
     assert chosen is not None
     return Probe(_checked(chosen.head), chosen.penalty, chosen.validation)
+
+
+def _precise(data: Features) -> Features:
+    """Features in the precision that a line search needs."""
+    return data._replace(x=at_least_float32(data.x))
 
 
 @torch.no_grad()
@@ -180,7 +188,8 @@ def _path(
             loss.backward()
             return loss
 
-        with torch.enable_grad():
+        # The line search divides by the distance of two points, which may round to none: then it has ended.
+        with torch.enable_grad(), suppress(ZeroDivisionError):
             optimiser.step(closure)
         yield c, head
 
