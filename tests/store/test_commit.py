@@ -67,9 +67,11 @@ def test_tasks_of_another_base_are_refused_by_the_fingerprints_of_both(material:
 
 def test_a_task_that_could_not_be_read_again_is_not_written(material: Material, tmp_path: Path) -> None:
     good = material.delta("a")
-    plain = {name: tensor * float("nan") for name, tensor in good.plain.items()}
-    with pytest.raises(DamagedError, match=r"a.* holds NaN"):
-        Store(tmp_path).commit(material.base, [material.delta("b"), dataclasses.replace(good, plain=plain)])
+    bias = good.coded["plain/4.bias"]
+    bias = dataclasses.replace(bias, parts={**bias.parts, "scale": bias.parts["scale"] * float("nan")})
+    bad = dataclasses.replace(good, coded={**good.coded, "plain/4.bias": bias})
+    with pytest.raises(DamagedError, match=r"a.* scale of plain/4\.bias holds NaN"):
+        Store(tmp_path).commit(material.base, [material.delta("b"), bad])
     assert set(snapshot(tmp_path)) <= {"lock"}
 
 

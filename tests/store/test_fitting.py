@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from halrp import Delta, Learner
+from halrp import Delta, Halrp, Learner, WarmUp
 from halrp.errors import DamagedError, WrongBaseError
 from halrp.model.base import Base
 from halrp.model.codec import Coded
@@ -18,7 +18,6 @@ from halrp.model.layout import Slot
 from halrp.store import task_file
 from halrp.store.fitting import check
 from tests.helpers import FAST, address, drawn, tiny_task
-from tests.store.stores import roomy
 from tests.store.test_store import ConvHead
 
 Change = Callable[[Delta], Delta]
@@ -209,7 +208,8 @@ def test_what_fits_is_a_copy_in_memory_of_its_own(delta: Delta, base: Base) -> N
 
 
 def test_a_kernel_has_its_channels_last_where_the_base_has() -> None:
-    learner = Learner(drawn(lambda: ConvHead(torch.float32)), head="fc", recipe=FAST, method=roomy(), base="given")
+    method = dataclasses.replace(Halrp.budget(growth_per_task=0.9, rest="float32"), start=WarmUp())
+    learner = Learner(drawn(lambda: ConvHead(torch.float32)), head="fc", recipe=FAST, method=method, base="given")
     task, base = learner.learn("t", tiny_task("conv", 1)), learner._committed.ready
     assert task.plain["fc.weight"].dim() == 4
     for last in (True, False):

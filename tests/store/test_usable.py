@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from halrp import Delta, Halrp, Learner, Store
+from halrp import Delta, Halrp, Learner, Store, WarmUp
 from halrp.errors import DamagedError, ModelError
 from halrp.model.codec import Coded
 from halrp.store import task_file
@@ -30,7 +30,8 @@ def placeholder() -> nn.Module:
 
 @pytest.fixture(scope="module", params=["int8", "float32"])
 def learner(request: pytest.FixtureRequest) -> Learner:
-    method = Halrp.budget(growth_per_task=0.5, precision=request.param)
+    method = Halrp.budget(growth_per_task=0.5, precision=request.param, rest="float32")
+    method = dataclasses.replace(method, start=WarmUp())  # every tensor is changed, and stored as it is
     learner = Learner(placeholder(), method=method, recipe=FAST, base="given")
     learner.learn("a", tiny_task("conv", 0))
     assert {"hidden.weight"} <= set(learner.tasks["a"].ranks)
