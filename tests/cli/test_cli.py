@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from halrp import Halrp, Learner, Store, cli, explain
+from halrp import Delta, Halrp, Learner, Store, cli, explain
 from halrp import __version__ as version
 from halrp.cli.app import app
 from halrp.errors import ModelError
@@ -277,17 +277,15 @@ def recommit(store: Path, name: str, content: bytes, layout: bytes | None = None
     (store / "manifest.json").write_bytes(new.content)
 
 
-def with_plain(learner: Learner, name: str, tensor: Tensor) -> bytes:
-    """The second task's file with another tensor in it."""
-    delta = learner.tasks["second task"]
-    factors, owned = delta.factors, {**delta.owned, name: tensor}
-    return task_file.write(type(delta).pack(delta, delta.layout, factors, owned, delta.recovered))
+def whole(delta: Delta, **owned: Tensor) -> Delta:
+    """The same task in the format that holds every tensor as it is, some of them others."""
+    return Delta.pack(delta, delta.layout, delta.factors, {**delta.owned, **owned}, delta.recovered)
 
 
 def test_verify_finds_numbers_that_are_not_finite(learner: Learner, store: Path) -> None:
     bias = learner.tasks["second task"].owned["fc.bias"].clone()
     bias[1] = torch.nan
-    recommit(store, "second task", with_plain(learner, "fc.bias", bias))
+    recommit(store, "second task", task_file.write(whole(learner.tasks["second task"], **{"fc.bias": bias})))
     for arguments in ((), ("--model", MODEL)):
         result = ran("verify", store, *arguments)
         assert result.code == 1
@@ -308,7 +306,7 @@ def test_verify_asks_for_the_model_to_tell_a_placeholder_from_a_broken_weight(tm
 
 
 def test_verify_finds_shapes_that_do_not_fit_only_with_a_model(learner: Learner, store: Path) -> None:
-    delta = learner.tasks["second task"]
+    delta = whole(learner.tasks["second task"])
     slots = [s._replace(shape=(9,)) if s.name == "hidden.bias" else s for s in delta.layout.slots]
     layout = dataclasses.replace(delta.layout, slots=tuple(slots))
     forged = dataclasses.replace(delta, layout=layout, plain={**delta.plain, "hidden.bias": torch.zeros(9)})

@@ -28,7 +28,7 @@ from halrp.errors import ModelError, SettingError
 from halrp.model import codec, file_size, task_parts
 from halrp.model.codec import PRECISIONS, Coded, Precision
 from halrp.model.copies import Copies, held
-from halrp.model.description import PARTS_FORMAT, Description, described
+from halrp.model.description import FORMAT, PARTS_FORMAT, Description, described
 from halrp.model.factors import Factors
 from halrp.model.layout import DTYPES, Layout, dtype_name
 from halrp.model.plan import Role
@@ -114,7 +114,7 @@ class Delta(Description):
         dense = {n: t for n, t in owned.items() if layout.by_name[n].encoded}
         coded = {f"dense/{n}": codec.encode(t.reshape(t.shape[0], -1), description.precision) for n, t in dense.items()}
         return Delta(
-            **described(description),
+            **described(description) | {"format": FORMAT},
             layout=layout,
             scales={n: (f.r, f.s) for n, f in factors.items()},
             coded=coded | _coded(factors, description.precision),
