@@ -75,14 +75,16 @@ def cases(data: Path | None) -> Mapping[str, Case]:
         backbones.build("digits-net", stream[0].classes, seed=0, shape=stream.shape), recipe=Recipe(), progress=None
     )
     learner.learn("first", stream[0].train, val=stream[0].val)
-    found = {"digits-net": Case(learner.export("first").requires_grad_(True), None, stream[1].train[:2], 32)}
+    networks = {"digits-net": Case(learner.export("first").requires_grad_(True), None, stream[1].train[:2], 32)}
     if data is not None:
         from benchmarks.pretrained.vision import Vision
 
         vision = Vision(data)
         task = vision.task(vision.dev[0], 30, 0)
-        found["efficientnet-lite0"] = Case(vision.base(), nn.Linear(vision.width, task.classes), tuple(task.train), 15)
-    return found
+        networks["efficientnet-lite0"] = Case(
+            vision.base(), nn.Linear(vision.width, task.classes), tuple(task.train), 15
+        )
+    return networks
 
 
 def measure(case: Case, parts: int) -> list[dict[str, Any]]:

@@ -76,7 +76,7 @@ def test_given_settings_come_before_recalled_ones(tmp_path: Path) -> None:
 
 
 def test_epochs_that_the_recalled_warm_up_uses_up_are_refused_before_training(tmp_path: Path) -> None:
-    method = Halrp.budget(growth_per_task=0.9, warm_up=3)
+    method = replace(Halrp.budget(growth_per_task=0.9, warm_up=3), start=WarmUp())
     recipe = replace(FAST, epochs=4)
     Learner(net("mlp"), method=method, recipe=recipe, base="given", store=tmp_path).learn("a", tiny_task("mlp"))
     loaded = Learner.load(tmp_path, net("mlp"), recipe=FAST)

@@ -37,10 +37,14 @@ def in_memory(kind: str, examples: int = 32, **settings: Any) -> InMemory:
 
 
 def read(data: Data, examples: int = 10**6, batch: int = BATCH) -> list[list[tuple[Any, Tensor]]]:
-    """The batches of both halves as `collect` reads them."""
-    batch = max(LEAST_ROWS, batch // PARTS_OF_A_BATCH)
+    """The batches of both halves of a pass."""
     halves = passes.halves(data, batch, examples, (*KEY, "gradients"), torch.device("cpu"))
     return [list(half) for half in halves]
+
+
+def collected(data: Data) -> list[list[tuple[Any, Tensor]]]:
+    """The batches of both halves as `collect` reads them."""
+    return read(data, batch=max(LEAST_ROWS, BATCH // PARTS_OF_A_BATCH))
 
 
 def factored_loss(module: nn.Module, factors: dict[str, Factors], x: Tensor, y: Tensor) -> Tensor:
@@ -101,7 +105,7 @@ def test_scores_of_small_parts_are_those_of_autograds_gradients_through_merged_w
         module, Wanted({}, frozenset(weights), frozenset(weights), frozenset(vectors)), run_of(data), 10**6
     )
     assert not missing
-    reference = expected(kind, read(data))
+    reference = expected(kind, collected(data))
     assert result.keys() == reference.keys()
     for key, (gradients, sizes) in reference.items():
         first, second = (
@@ -131,9 +135,9 @@ def test_gradients_of_weights_are_added_batch_by_batch() -> None:
     module = net("conv").double()
     weight = module.get_parameter("conv.weight")
     collect(module, Wanted({"conv.weight": Recorded(weight.detach(), {"full": 2})}), run_of(data), 10**6)
-    batches = [pair for half in read(data) for pair in half]
+    batches = [pair for half in collected(data) for pair in half]
     assert [rows for _, rows, _ in added] == [len(y) for _, y in batches] == [4] * 6 + [5]
-    assert [weight for _, _, weight in added] == [8, 8, 8, 5]
+    assert [weight for _, _, weight in added] == [4] * 6 + [5]
     for (gradient, _, _), (x, y) in zip(added, batches, strict=True):
         fresh = net("conv").double().eval()
         functional.cross_entropy(fresh(x), y).backward()
@@ -146,7 +150,7 @@ def test_batches_count_by_the_weights_of_their_classes() -> None:
     module = net("mlp").double()
     result, _ = collect(module, Wanted({}, vectors=frozenset({"0.bias"})), run_of(data), 10**6)
     means = []
-    for half in read(data):
+    for half in collected(data):
         x, y = torch.cat([x for x, _ in half]), torch.cat([y for _, y in half])
         fresh = net("mlp").double().eval()
         objective.loss(fresh(x), y).backward()
