@@ -27,6 +27,7 @@ from halrp.model.base import Base
 from halrp.model.description import Description
 from halrp.model.inference import normalises_by_batch
 from halrp.model.size import Size
+from halrp.model.views import redrawn_buffers
 from halrp.objectives import Classification, Objective, described, is_registered
 from halrp.objectives.labels import given_classes
 from halrp.provenance import KNOWN, call_settings, describe, method_settings
@@ -195,7 +196,8 @@ class TaskSetup:
 
     def costs(self, run: TaskRun) -> Costs:
         """What a task costs, whole or part by part."""
-        return Costs(self.body.layout, self.method.precision, partial(self.description, run), self.method.rest)
+        redrawn = redrawn_buffers(self.body.module, self.body.plan)
+        return Costs(self.body.layout, self.method.precision, partial(self.description, run), self.method.rest, redrawn)
 
     def description(self, run: TaskRun, view: str = "", allocate: Allocator | None = None) -> Description:
         """All of a task that is not a tensor: a delta in a view, or the base's own task; `allocate` if not ours."""

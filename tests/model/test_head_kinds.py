@@ -268,7 +268,7 @@ def test_every_layer_of_a_head_is_drawn_for_a_task_whatever_the_model_has_there(
         model = kind.model()
         torch.manual_seed(seed)
         for layer in model.get_submodule("classifier").modules():
-            if isinstance(layer, (nn.Linear, nn.LayerNorm)):
+            if isinstance(layer, (nn.Linear, nn.LayerNorm, nn.BatchNorm1d)):
                 nn.init.normal_(layer.weight)
         learner = Learner(model, head="classifier", base="given", method=METHOD, recipe=RECIPE)
         learner.learn("a", kind.task(1))
@@ -277,7 +277,9 @@ def test_every_layer_of_a_head_is_drawn_for_a_task_whatever_the_model_has_there(
 
 
 def test_the_layers_of_a_head_belong_to_the_task_and_the_last_one_has_its_width() -> None:
-    learner = KINDS["small mlp"].learner()
+    model = KINDS["small mlp"].model()
+    model.get_buffer("classifier.2.running_mean").fill_(50.0)
+    learner = Learner(model, head="classifier", base="given", method=METHOD, recipe=RECIPE)
     delta = learner.learn("a", tiny_task("mlp", 1, classes=5))
     head = {n: tuple(t.shape) for n, t in delta.owned.items() if delta.roles[n] == "head"}
     assert head["classifier.5.weight"] == (5, 6)

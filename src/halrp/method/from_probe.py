@@ -27,7 +27,7 @@ from halrp.method import offers, probe
 from halrp.method.method import Halrp, StartRule
 from halrp.method.protocols import LayerOptions
 from halrp.method.start import Least, Start, Starts
-from halrp.method.task_costs import Costs, part_bytes, stored_parts
+from halrp.method.task_costs import Costs, part_bytes, part_precision, stored_parts
 from halrp.method.weight_gradients import Components, factors_along, new_gradient, options_of, recovered_of
 from halrp.model import codec
 from halrp.model.base import Base
@@ -158,7 +158,7 @@ class FromProbe(StartRule):
                 | {n: recovered_of(o, wanted.weights[n].importance, allocation.ranks.get(n)) for n, o in large.items()},
                 {n: o.scores for n, o in (large | small).items()},
                 parts=dict.fromkeys(sorted(chosen), self.precision)
-                | {f"plain/{n}": precision for n, precision in costs.head(self.precision).items() if n in head},
+                | {f"plain/{n}": part_precision(base.layout.by_name[n], self.precision) for n in sorted(head)},
                 small={key[6:]: parameters[key[6:]].detach().clone() for key in sorted(chosen) if key[:6] == "plain/"},
                 is_solution=True,
                 units=_units(layers, vectors, factors),

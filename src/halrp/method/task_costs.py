@@ -31,6 +31,8 @@ class Costs:
     """The task's description in a view of convolutions, for an allocation: a budget is part of its provenance."""
     rest: Precision = "float32"
     """Of scales, and of all that a task owns in any case, where it is stored whole."""
+    redrawn: frozenset[str] = frozenset()
+    """The buffers of a new head that are not the base's (`redrawn_buffers`)."""
 
     def __call__(self, owned: Mapping[str, Tensor], view: str) -> TaskCosts:
         """The costs of a task that owns some tensors, and both scales of every factored weight, in any case."""
@@ -54,7 +56,8 @@ class Costs:
         That are the parts `small`, whose rank is 1 if they are chosen, and components of `weights`.
         """
         small = small or {}
-        precisions = self.head(head)
+        slots = [self.layout.by_name[name] for name in sorted(self.layout.head | self.redrawn)]
+        precisions = {slot.name: part_precision(slot, head) for slot in slots}
         mandatory = {f"plain/{name}": precision for name, precision in precisions.items()}
 
         def file_bytes(ranks: Mapping[str, int], allocation: Allocator) -> int:
@@ -70,13 +73,7 @@ class Costs:
                 precision=self.precision,
             )
 
-        slots = [(self.layout.by_name[name], precision) for name, precision in precisions.items()]
-        return TaskCosts([_part_cost(slot, slot.shape_in(classes), each) for slot, each in slots], file_bytes)
-
-    def head(self, precision: Precision) -> dict[str, Precision]:
-        """The tensors of a head that is stored in a precision, and those of each; its buffers are the task's too."""
-        slots = [slot for slot in self.layout.slots if slot.role == "head" and slot.kind != "adapted"]
-        return {s.name: buffer_precision(s.torch_dtype, precision) if s.kind == "buffer" else precision for s in slots}
+        return TaskCosts([_part_cost(s, s.shape_in(classes), precisions[s.name]) for s in slots], file_bytes)
 
     def scales(self, slot: Slot) -> Size:
         """What both scales of a weight cost."""
@@ -85,8 +82,7 @@ class Costs:
 
     def owned_precision(self, name: str) -> Precision:
         """The precision of a tensor that a task owns in any case."""
-        slot = self.layout.by_name[name]
-        return buffer_precision(slot.torch_dtype, self.rest) if slot.kind == "buffer" else self.rest
+        return part_precision(self.layout.by_name[name], self.rest)
 
     def _whole(self, owned: Mapping[str, tuple[int, ...]], view: str) -> TaskCosts:
         if self.rest != "float32":
@@ -117,6 +113,11 @@ class Costs:
         return TaskCosts(
             [_part_cost(slots[n], shape, self.owned_precision(n)) for n, shape in owned.items()], file_bytes
         )
+
+
+def part_precision(slot: Slot, rest: Precision) -> Precision:
+    """The precision of a tensor that a task owns among those of the precision `rest`."""
+    return buffer_precision(slot.torch_dtype, rest) if slot.kind == "buffer" else rest
 
 
 def buffer_precision(dtype: torch.dtype, rest: Precision) -> Precision:

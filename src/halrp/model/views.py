@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from halrp import seeding
 from halrp.errors import ModelError
 from halrp.model.factors import Factors
 from halrp.model.layers.head import new_head, reset
@@ -82,6 +83,20 @@ def trainable_copy(
             elif any(True for _ in (*layer.parameters(recurse=False), *layer.buffers(recurse=False))):
                 reset(layer)
     return net
+
+
+def redrawn_buffers(base: nn.Module, plan: Plan) -> frozenset[str]:
+    """The buffers of a new head that are not the base's, such as the statistics of a norm in it that have been run."""
+    names = set()
+    for path, layer in base.get_submodule(plan.head).named_modules(prefix=plan.head) if plan.head else ():
+        old = {name: buffer for name, buffer in layer.named_buffers(recurse=False) if not buffer.is_meta}
+        if path == plan.output or not old:
+            continue
+        new = clone(layer)
+        with seeding.isolated("buffers", device=next(iter(old.values())).device):
+            reset(new)
+        names |= {f"{path}.{name}" for name, buffer in old.items() if not torch.equal(buffer, new.get_buffer(name))}
+    return frozenset(names)
 
 
 def replace_output(

@@ -27,6 +27,7 @@ from halrp.model.layers.registry import family_for
 from halrp.model.layout import Layout
 from halrp.model.plan import Plan
 from halrp.model.size import Size
+from halrp.model.views import redrawn_buffers
 from halrp.objectives import Objective, described
 from halrp.provenance import call_settings, describe, method_settings
 from halrp.training import auto
@@ -84,7 +85,8 @@ class Foreseen:
     @property
     def costs(self) -> Costs:
         """What the task costs, whole or part by part."""
-        return Costs(self.layout, self.precision, self.description, self.method.rest)
+        redrawn = redrawn_buffers(self.model, self.plan)
+        return Costs(self.layout, self.precision, self.description, self.method.rest, redrawn)
 
     @property
     def method(self) -> Halrp:
