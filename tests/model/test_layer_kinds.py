@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from halrp import FromProbe, Halrp, Learner
+from halrp import Halrp, Learner, WarmUp
 from tests.helpers import FAST, drawn
 from tests.model.zoo import CLASSES
 
@@ -127,9 +127,7 @@ def task(seed: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_layer_goes_the_whole_way(kind: str, base: Any, tmp_path: Path) -> None:
     model = drawn(lambda: Net(KINDS[kind]()))
-    method = Halrp.budget(growth_per_task=0.8)
-    if base == "given":
-        method = replace(method, start=FromProbe(held_out=0))  # it trains, whether or not that is better
+    method = replace(Halrp.budget(growth_per_task=0.8), start=WarmUp())  # every layer is changed
     learner = Learner(model, base=base, head="fc", method=method, recipe=FAST, progress=None)
     for number, name in enumerate("abc"):
         learner.learn(name, task(number))
