@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from halrp import explain
+from halrp import Halrp, Learner, explain
+from halrp.errors import BudgetTooSmall
 from halrp.method.budget import DEFAULT_SHARE, DEFAULT_TIMES, Budget
 from halrp.model.base import Base
 from halrp.model.call import Call
@@ -20,7 +21,7 @@ from halrp.store import task_file
 from halrp.tools import budgets
 from halrp.tools.budgets import Paid
 from halrp.tools.foreseen import Foreseen
-from tests.helpers import drawn, net
+from tests.helpers import drawn, net, tiny_task
 
 
 class TextNet(nn.Module):
@@ -148,3 +149,19 @@ def test_models_whose_outputs_are_kept_have_no_head_to_pay_for() -> None:
     explained = explain(net("mlp"), head=False)
     assert explained.fixed.keys() == {"header"}
     assert all("head" not in paid.groups for paid in explained.budgets)
+
+
+def test_the_statistics_of_a_norm_in_a_new_head_are_counted_where_the_base_has_others() -> None:
+    def model(mean: float) -> nn.Module:
+        head = nn.Sequential(nn.Linear(12, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+        made = nn.Sequential(nn.Linear(10, 12), nn.ReLU(), head)
+        made.get_buffer("2.1.running_mean").fill_(mean)
+        return made
+
+    new, run = (explain(model(mean), head="2") for mean in (0.0, 9.0))
+    assert run.fixed["head"] - new.fixed["head"] == 6 * 2  # in bfloat16
+    kinds = [{row.name: row.kind for row in each.rows}["2.1.running_mean"] for each in (new, run)]
+    assert kinds == ["shared", "owned"]
+    refused = Learner(model(9.0), head="2", method=Halrp.budget(10), base="given")
+    with pytest.raises(BudgetTooSmall, match=f"at least {run.fixed_bytes:,}"):
+        refused.learn("n" * 40, tiny_task("mlp"), val=tiny_task("mlp"))

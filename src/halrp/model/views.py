@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from halrp import seeding
 from halrp.errors import ModelError
@@ -89,7 +90,7 @@ def redrawn_buffers(base: nn.Module, plan: Plan) -> frozenset[str]:
     """The buffers of a new head that are not the base's, such as the statistics of a norm in it that have been run."""
     names = set()
     for path, layer in base.get_submodule(plan.head).named_modules(prefix=plan.head) if plan.head else ():
-        old = {name: buffer for name, buffer in layer.named_buffers(recurse=False) if not buffer.is_meta}
+        old = {n: b for n, b in layer.named_buffers(recurse=False) if not (b.is_meta or is_lazy(b))}
         if path == plan.output or not old:
             continue
         new = clone(layer)

@@ -277,17 +277,18 @@ def _adapted(task: Foreseen, row: Row, parameter: ParameterPlan, element: int) -
 
 def _buffer_rows(task: Foreseen) -> Iterable[Row]:
     model = task.model
-    owners, trained = dict(model.named_modules()), trained_buffers(model)
+    owners, trained, redrawn = dict(model.named_modules()), trained_buffers(model), task.redrawn
     for name, buffer in model.named_buffers():
         if is_lazy(buffer):
             continue  # its layer's parameters are refused already
         owner, shape, entries = owners[name.rpartition(".")[0]], tuple(buffer.shape), buffer.numel()
         if name not in trained:
             why = "buffer: a task owns a copy only if training changes it"
-        elif task.base == "given":
+        elif task.base == "given" and name not in redrawn:
             why = f"statistics of {type(owner).__name__}: those of the base serve every task"
         else:
-            why, role = f"statistics of {type(owner).__name__}: training changes them", task.plan.role(name)
+            changes = "training changes them" if task.base == "first" else "a new head begins with its own"
+            why, role = f"statistics of {type(owner).__name__}: {changes}", task.plan.role(name)
             size = part_bytes(shape, buffer_precision(buffer.dtype, task.rest), buffer.element_size())
             yield Row(name, "owned", why, role, shape, entries, fixed_bytes=size)
             continue

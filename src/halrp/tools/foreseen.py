@@ -85,8 +85,12 @@ class Foreseen:
     @property
     def costs(self) -> Costs:
         """What the task costs, whole or part by part."""
-        redrawn = redrawn_buffers(self.model, self.plan)
-        return Costs(self.layout, self.precision, self.description, self.method.rest, redrawn)
+        return Costs(self.layout, self.precision, self.description, self.method.rest, self.redrawn)
+
+    @cached_property
+    def redrawn(self) -> frozenset[str]:
+        """The buffers of a new head that are not the base's."""
+        return redrawn_buffers(self.model, self.plan)
 
     @property
     def method(self) -> Halrp:
