@@ -42,8 +42,8 @@ class Vision:
 
     @property
     def rates(self) -> Mapping[str, tuple[float, ...]]:
-        """LoRA ends at a guess on some tasks with 0.01."""
-        return {"lora": (1e-3, 2e-3, 3e-3, 5e-3), "finetune": (1e-4, 3e-4, 1e-3)}
+        """LoRA ends at a guess on some tasks with 0.01; fine-tuning improves up to 0.001 at least."""
+        return {"lora": (1e-3, 2e-3, 3e-3, 5e-3), "finetune": (1e-4, 3e-4, 1e-3, 3e-3)}
 
     @property
     def lora_targets(self) -> Mapping[str, tuple[str, ...]]:
