@@ -66,7 +66,7 @@ class FromProbe(StartRule):
     """Whether row scales and biases are offered also where a norm with its own scale and shift follows."""
     held_out: float = 0.2
     """Without validation data: the share of the training examples on which a first training is compared with the probe.
-    If it is better, all examples are trained on, and otherwise the probe is committed. 0 trusts training."""
+    Unless it is clearly worse, all examples are trained on; if it is, the probe is committed. 0 trusts training."""
     examples: int = 4096
     """The most examples whose gradients are taken, in batches spread over one pass."""
     components: int = 64
