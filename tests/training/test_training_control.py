@@ -229,6 +229,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "half a batch": ({"accumulate": 1.5}, r"accumulate=1.5\)"),
     "warm-up": ({"rate_warm_up": 1.5}, r"rate_warm_up=1.5\) is out of range; give steps, or a share below 1"),
     "ema": ({"ema": 1.0}, r"ema=1.0\) is out of range; give a decay in \[0, 1\)"),
+    "average": ({"average": 1.5}, r"average=1.5\) is out of range; give a share in \[0, 1\], such as 0.5"),
+    "two averages": ({"average": 0.5, "ema": 0.9}, r"ema=0.9, average=0.5\): there is one average of the parameters"),
+    "dropout": ({"dropout": 1.0}, r"dropout=1.0\) is out of range; give a share in \[0, 1\), such as 0.4"),
+    "statistics": ({"exact_statistics": 1}, r"exact_statistics=1\) is out of range; give True or False"),
     "patience": ({"patience": 0}, r"patience=0\) is out of range; give a number of epochs"),
     "balanced": ({"balanced": 1}, r"balanced=1\) is out of range; give True or False"),
     "order": ({"balanced": True, "shuffle": False}, r"balanced=True, shuffle=False\)"),
@@ -245,9 +249,12 @@ def test_a_bad_value_is_named_with_a_remedy(kind: str) -> None:
         Recipe(**settings)
 
 
+LEFT = {"drop_last", "momentum", "scheduler", "balanced_steps", "automatic", "average"}
+"""Settings that are at their defaults below."""
 CONTROL = Recipe(
     rates={"head": 2}, weight_decay=0.1, clip=1.0, accumulate=2, rate_warm_up=0.1, ema=0.9, patience=3, balanced=True,
     compile=True, checkpoint_activations=True, optimiser="adamw", autocast=torch.float16,
+    exact_statistics=True, dropout=0.4,
 )  # fmt: skip
 
 
@@ -255,6 +262,6 @@ def test_settings_are_recorded_where_they_are_not_at_their_defaults_and_recalled
     assert recalled_recipe({"recipe": describe(CONTROL)}) == CONTROL
     later = {field.name for field in dataclasses.fields(Recipe) if field.metadata}
     assert not later & describe(Recipe()).keys()
-    assert later - describe(CONTROL).keys() == {"drop_last", "momentum", "scheduler", "balanced_steps", "automatic"}
-    for settings in (Recipe.auto(batch=7), Recipe(balanced_steps=True)):
+    assert later - describe(CONTROL).keys() == LEFT
+    for settings in (Recipe.auto(batch=7), Recipe(balanced_steps=True, average=0.5)):
         assert recalled_recipe({"recipe": describe(settings)}) == settings

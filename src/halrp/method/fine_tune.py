@@ -84,9 +84,8 @@ def _training(base: Base, method: Halrp, variant: FineTuning, run: TaskRun) -> T
         groups = by_unit(groups, _units(variant))
     solved = variant.start.is_solution
     epochs = run.recipe.epochs - (0 if solved else method.warm_up)
-    return run.training(
-        f"fine-tune: {variant.view}", variant.net, groups, epochs, frozen_statistics=solved, keep_best=solved
-    )
+    stage, options = f"fine-tune: {variant.view}", {"frozen_statistics": solved, "keep_best": solved}
+    return run.training(stage, variant.net, groups, epochs, drops=True, **options)
 
 
 def is_clearly_worse(tuned: FineTuned, run: TaskRun) -> bool:

@@ -205,7 +205,7 @@ class FromProbe(StartRule):
             parameter.requires_grad_(False)
         for parameter in head:
             parameter.requires_grad_(True)
-        run.training("warm-up", net, [Group(head)], 1, early_stopping=False, frozen_statistics=True).run()
+        run.training("warm-up", net, [Group(head)], 1, is_final=False, frozen_statistics=True).run()
 
     # ---- the other parts ------------------------------------------------------------------------------------------
 

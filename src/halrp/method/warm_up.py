@@ -55,7 +55,7 @@ class WarmUp(StartRule):
         weights = base.adapted_weights()
         free = {n: p for n, p in net.named_parameters() if n in weights}
         groups = by_kind([everything], by_role(base.plan, net.named_parameters()), run.recipe)
-        training = run.training("warm-up", net, groups, method.warm_up, early_stopping=False).run()
+        training = run.training("warm-up", net, groups, method.warm_up, is_final=False).run()
         check.gradients(free, training.without_gradient)
         # Importance: what an error in each free weight costs.
         held_out = whole(data.train) if data.val is None else data.val

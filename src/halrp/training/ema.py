@@ -19,6 +19,10 @@ class MovingAverage:
         self.decay = decay
         self.averages = [parameter.detach().clone() for parameter in parameters]
 
+    def has_begun(self, steps: int) -> bool:
+        """Whether there is an average after so many steps: there always is one."""
+        return True
+
     @torch.no_grad()
     def update(self, parameters: Sequence[Tensor], step: int) -> None:
         """Take the parameters after a step into account."""

@@ -11,11 +11,10 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import torch
@@ -26,12 +25,15 @@ from halrp.errors import CheckpointWarning, DivergedError, SettingError
 from halrp.model.batch import Batch
 from halrp.model.layers.norm import freeze_statistics
 from halrp.training import stopping
+from halrp.training.accumulation import share_of, together
 from halrp.training.activations import recomputed_activations, refuse_activations
 from halrp.training.augmented import refuse_unlike
 from halrp.training.batches import Data, InMemory, Loaded, loss_of
 from halrp.training.checkpoint import SMALL, Checkpoints
 from halrp.training.compiled import Compiled
 from halrp.training.distributed import GradientAverage, Processes
+from halrp.training.dropout import dropout
+from halrp.training.exact_statistics import ExactStatistics
 from halrp.training.groups import Group
 from halrp.training.optimiser_state import UnsavableError
 from halrp.training.prepare import refuse_no_batch
@@ -81,6 +83,7 @@ class Training:
             raise SettingError(
                 f"{stage.task}: augment={hooks.augment!r} cannot be called; give augment(x, generator) -> x, or None"
             )
+        everything = data
         if recipe.drop_last and isinstance(data, InMemory):
             refuse_no_batch(data.examples, recipe.batch, stage.task)
             data = replace(data, drop_last=True)
@@ -98,6 +101,8 @@ class Training:
         """What a batch counts in means over several."""
         self._validate, self._stop = validate, Stop() if stop is None else stop
         self._frozen, self._starts_at_best = frozen_statistics, keep_best and validate is not None
+        exact = recipe.exact_statistics and not frozen_statistics
+        self._statistics = ExactStatistics(module, everything, loss, recipe, stage.task) if exact else None
         waits = recipe.patience is not None or self._starts_at_best
         self._stopping = EarlyStopping(recipe.patience or stage.epochs + 1) if waits else None
         # A loader has batches of its own size, and no batch is larger than the task.
@@ -153,8 +158,10 @@ class Training:
         self._compare_start()
         self._train_mode()
         try:
-            again = self.recipe.checkpoint_activations
-            with recomputed_activations(self.module, again) if again else nullcontext():
+            with ExitStack() as stack:
+                if again := self.recipe.checkpoint_activations:
+                    stack.enter_context(recomputed_activations(self.module, again))
+                stack.enter_context(dropout(self.module, self.recipe.dropout))
                 while self.epoch < until and not self.is_over:
                     self._train_epoch()
         except StopTraining:
@@ -167,6 +174,7 @@ class Training:
         finally:
             self._evaluation_mode()
             self._updates.clear_gradients()
+        self._measure_statistics()
         if self._stopping is not None and self.is_over:
             self._compare_end()
             self._stopping.restore(self._evaluated())
@@ -178,6 +186,8 @@ class Training:
         return self
 
     def _train_mode(self) -> None:
+        if self._statistics is not None:
+            self._statistics.restore()
         self.module.train()
         if self._frozen:
             freeze_statistics(self.module)
@@ -186,6 +196,12 @@ class Training:
     def _evaluation_mode(self) -> None:
         self.module.eval()
         self._updates.evaluate()
+
+    def _measure_statistics(self) -> None:
+        """Give the norms of a module in evaluation mode their statistics over all training data, if that is wanted."""
+        if self._statistics is not None:
+            with seeding.isolated(*self.stage.seed_key, "statistics", device=self._device):  # a loader may draw
+                self._statistics.measure(self._processes)
 
     def _train_epoch(self) -> None:
         recipe, began = self.recipe, time.perf_counter()
@@ -200,11 +216,11 @@ class Training:
             batches = self.data.batches(recipe.batch, shuffle)
             if processes is not None:
                 batches = exactly(batches, self.data.steps(recipe.batch), self.stage.task)
-            for number, together in enumerate(_together(batches, recipe.accumulate)):
-                weights = [self._weight(y) for _, y in together]
+            for number, of_step in enumerate(together(batches, recipe.accumulate)):
+                weights = [self._weight(y) for _, y in of_step]
                 whole = sum(weights)
                 self._updates.begin()
-                for (x, y), weight in zip(together, weights, strict=True):
+                for (x, y), weight in zip(of_step, weights, strict=True):
                     share = 1.0 if len(weights) == 1 else share_of(weight, whole)
                     loss = self._backward(self._augmented(x, noise), y, share)
                     total += loss * weight
@@ -286,6 +302,7 @@ class Training:
     def _measured(self) -> Validation:
         assert self._validate is not None
         self._evaluation_mode()
+        self._measure_statistics()
         with seeding.isolated(*self.stage.seed_key, "validation", device=self._device):  # a loader may draw its order
             return Validation(*self._validate(self.module))
 
@@ -379,15 +396,3 @@ class Training:
                 buffer.copy_(saved_buffers[name])
         self.epoch, self._seconds = position.epoch, position.seconds
         self.without_gradient = []
-
-
-def share_of(weight: Tensor | int, whole: Tensor | int) -> Tensor | float:
-    """The share of a batch in a step, where nothing counts if every target is to be ignored."""
-    return weight / (whole.where(whole > 0, 1) if isinstance(whole, Tensor) else whole)
-
-
-def _together(batches: Iterable[tuple[Batch, Tensor]], count: int) -> Iterator[Sequence[tuple[Batch, Tensor]]]:
-    """The batches of each step."""
-    rest = iter(batches)
-    while together := list(islice(rest, count)):
-        yield together

@@ -18,7 +18,9 @@ from halrp.training.optimisers import refuse_optimiser, refuse_scheduler
 
 LATER: dict[str, object] = {"later": True}
 """Marks a setting that files of earlier versions do not have: it is written only if it is not at its default."""
-AUTOMATIC = ("epochs", "batch", "lr", "schedule", "rate_warm_up", "balanced_steps")
+BEYOND_PAPER = ("average", "exact_statistics", "dropout")
+"""What can be chosen and the paper does not have."""
+AUTOMATIC = ("epochs", "batch", "lr", "schedule", "rate_warm_up", "balanced_steps", *BEYOND_PAPER)
 """The settings that can be chosen for each task."""
 MakeOptimiser: TypeAlias = Callable[[list[dict[str, Any]]], Optimizer]
 """`make(groups)`: an optimiser of parameter groups in torch's form. A class of torch.optim is one."""
@@ -114,6 +116,16 @@ class Recipe:
     """Scale the rate of each part of a delta by the curvature of the loss along it, so that a step of any part changes
     the loss alike: by about `lr`², if all its entries move. Where the start of a task measures no curvature, the
     rate is that of Adam all the same."""
+    average: float = field(default=0.0, metadata=LATER)
+    """Share of a stage's last steps over which parameters are averaged, such as 0.5. The average is evaluated and
+    committed. Warm-up has none."""
+    exact_statistics: bool = field(default=False, metadata=LATER)
+    """Give batch norms the mean and variance of all training data, in one more pass, whenever a network is evaluated or
+    committed, instead of a moving average over the last batches. Warm-up keeps the latter, and statistics that are
+    frozen stay as they are."""
+    dropout: float = field(default=0.0, metadata=LATER)
+    """Share of the inputs of the last two linear layers that is dropped at random while a task is fine-tuned. The base
+    and warm-up train without."""
     automatic: tuple[str, ...] = field(default=(), metadata=LATER)
     """The settings that are chosen for each task when it is learned; see `Recipe.auto`."""
 
@@ -134,10 +146,12 @@ class Recipe:
             ("rate_warm_up", is_number(warm_up, 0) and (warm_up < 1 or warm_up % 1 == 0), "steps, or a share below 1"),
             ("ema", self.ema is None or (is_number(self.ema, 0) and self.ema < 1), "a decay in [0, 1), or None"),
             ("patience", self.patience is None or is_whole(self.patience, 1), "a number of epochs of at least 1"),
+            ("average", is_number(self.average, 0) and self.average <= 1, "a share in [0, 1], such as 0.5"),
+            ("dropout", is_number(self.dropout, 0) and self.dropout < 1, "a share in [0, 1), such as 0.4"),
         ):
             if not good:
                 raise SettingError(f"Recipe({name}={getattr(self, name)!r}) is out of range; give {remedy}")
-        for name in ("balanced", "compile", "balanced_steps"):
+        for name in ("balanced", "compile", "balanced_steps", "exact_statistics"):
             if not isinstance(getattr(self, name), bool):
                 raise SettingError(f"Recipe({name}={getattr(self, name)!r}) is out of range; give True or False")
         again = self.checkpoint_activations
@@ -164,7 +178,7 @@ class Recipe:
 
     @staticmethod
     def auto(**given: Any) -> Recipe:
-        """A recipe that chooses for each task what is not `given`: epochs, batch, rates and how they change.
+        """A recipe that chooses for each task what is not `given`: epochs, batch, rates, and what is made of the end.
 
         `halrp.training.auto` has the rules. What was chosen is in the provenance of the task.
         """
@@ -181,6 +195,11 @@ class Recipe:
             raise SettingError(
                 f"Recipe(rate_warm_up={self.rate_warm_up!r}) belongs to `schedule`; with a scheduler of your own, put "
                 "the warm-up into it (torch.optim.lr_scheduler.SequentialLR), or give rate_warm_up=0"
+            )
+        if self.ema is not None and self.average:
+            raise SettingError(
+                f"Recipe(ema={self.ema!r}, average={self.average!r}): there is one average of the parameters; give "
+                "ema=None or average=0"
             )
         if self.balanced and not self.shuffle:
             raise SettingError("Recipe(balanced=True, shuffle=False): drawing by class has no stored order; drop one")

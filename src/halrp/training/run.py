@@ -42,16 +42,24 @@ class TaskRun:
         module: nn.Module,
         groups: Sequence[Group],
         epochs: int,
-        early_stopping: bool = True,
+        is_final: bool = True,
         frozen_statistics: bool = False,
         keep_best: bool = False,
+        drops: bool = False,
     ) -> Training:
-        """The training of a stage. Variants of one stage, "fine-tune: mean" and "fine-tune: full", draw alike."""
+        """The training of a stage. Variants of one stage, "fine-tune: mean" and "fine-tune: full", draw alike.
+
+        A stage that is not final is only a start, and all of its steps are taken as they are: it has no early stopping,
+        no average and no exact statistics. With `drops`, the recipe's dropout is used.
+        """
+        recipe = self.recipe if drops else replace(self.recipe, dropout=0.0)
+        if not is_final:
+            recipe = replace(recipe, patience=None, average=0.0, exact_statistics=False)
         return Training(
             module,
             groups,
             self.data.train,
-            self.recipe if early_stopping else replace(self.recipe, patience=None),
+            recipe,
             Stage(epochs, (*self.seed_key, stage.partition(":")[0]), self.task, f"{self.prefix}{stage}"),
             Hooks(augment=self.data.augment),
             self.notify,

@@ -1,7 +1,7 @@
 """From gradients to parameters: everything that happens between a backward pass and the next forward pass.
 
 In order: penalties l1, the caller's hook, clipping, penalties l2, the optimiser's step, the rate of the next step, the
-moving average. Penalties are applied as gradients, in closed form: `l2` is λ/2·‖w‖² (adds λ·w; Adam and SGD do it as
+average. Penalties are applied as gradients, in closed form: `l2` is λ/2·‖w‖² (adds λ·w; Adam and SGD do it as
 their coupled weight decay), `l1` is λ·|w|₁ (adds λ·sign w). Nothing is built on the autograd tape for them, and nothing
 waits for the device.
 """
@@ -23,6 +23,7 @@ from halrp.training.optimiser_state import after_a_step, fitting, memory_of, rem
 from halrp.training.optimisers import make_optimiser, make_scheduler
 from halrp.training.recipe import Recipe
 from halrp.training.saved_state import check_tensors
+from halrp.training.tail_average import TailAverage
 
 Rate = Callable[[int], float]
 """The learning rate of a step."""
@@ -44,7 +45,7 @@ class Updates:
         make = recipe.scheduler
         self._scheduler = None if make is None else make_scheduler(make, self.optimiser, steps)
         self._initial = memory_of(self.optimiser, self.optimised).groups
-        self._average = None if recipe.ema is None else MovingAverage(self.optimised, recipe.ema)
+        self._average = _average(self.optimised, recipe, steps)
         self._scaler = scaler_for(recipe.autocast, self.parameters)
         self.step = 0
         """Finished steps."""
@@ -121,18 +122,19 @@ class Updates:
     # ---- the parameters that are trained, and those that are evaluated -----------------------------------------
 
     def evaluate(self) -> None:
-        """Set the parameters to those that are evaluated and committed: the moving average, if there is one.
+        """Set the parameters to those that are evaluated and committed: their average, if there is one.
 
         An optimiser may have an average of its own, behind the methods `eval` and `train`.
         """
         switch = getattr(self.optimiser, "eval", None)
-        if self._trained is not None or (self._average is None and switch is None):
+        average = self._average if self._average is not None and self._average.has_begun(self.step) else None
+        if self._trained is not None or (average is None and switch is None):
             return
         self._trained = [parameter.detach().clone() for parameter in self.optimised]
         if switch is not None:
             switch()
-        if self._average is not None:
-            self._set(self._average.averages)
+        if average is not None:
+            self._set(average.averages)
         self._weights.write()
 
     def train(self) -> None:
@@ -213,6 +215,12 @@ class Updates:
 def _couples(recipe: Recipe) -> bool:
     """Whether the optimiser's weight decay is the gradient of a penalty l2."""
     return recipe.optimiser in ("adam", "sgd")
+
+
+def _average(parameters: Sequence[Tensor], recipe: Recipe, steps: int) -> MovingAverage | TailAverage | None:
+    if recipe.average:
+        return TailAverage(parameters, recipe.average, steps)
+    return None if recipe.ema is None else MovingAverage(parameters, recipe.ema)
 
 
 def _optimiser(groups: Sequence[Group], optimised: Sequence[nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:

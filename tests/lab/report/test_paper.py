@@ -79,7 +79,7 @@ def test_three_of_ours_are_compared_with_halrp() -> None:
     (row,) = {paper.lookup(*where, f"halrp-{name}") for name in ("budget", "official", "paper")}
     assert row is not None
     assert row.method == "HALRP"
-    assert row.ours == ("halrp-budget", "halrp-official", "halrp-paper")
+    assert row.ours == ("halrp", "halrp-budget", "halrp-official", "halrp-paper")
 
 
 def test_a_fraction_is_found_however_it_was_computed() -> None:

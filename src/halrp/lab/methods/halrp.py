@@ -5,8 +5,9 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,8 +15,11 @@ from torch import Tensor
 from halrp import Halrp, Learner
 from halrp.lab.methods import network
 from halrp.lab.methods.protocol import Context, Method, Size, State
+from halrp.lab.methods.settings import check_choice
 from halrp.lab.streams import Task
+from halrp.model.codec import Precision
 from halrp.store.store import Store
+from halrp.training.recipe import BEYOND_PAPER, Recipe
 
 SHOWN = 40
 """The number of components of a weight whose scores a record holds."""
@@ -110,6 +114,41 @@ class HalrpMethod(Method):
     def _ready(self) -> Learner:
         assert self.learner is not None, "learn a task first"
         return self.learner
+
+
+class DefaultHalrp(HalrpMethod):
+    """The library's default method, trained by its default recipe with the run's epochs, batches and rates."""
+
+    def __init__(
+        self,
+        context: Context,
+        bytes_per_task: int | None = None,
+        precision: Precision | None = None,
+        rest: Precision | None = None,
+        view: Literal["mean", "full", "validation"] = "validation",
+        l1: float = 1e-4,
+        l2: float = 1e-4,
+        warm_up: int = 1,
+        recipe: Literal["default", "run"] = "default",
+    ) -> None:
+        """Take the bound on the bytes of a task's file, and what else `Halrp.budget` takes.
+
+        `recipe` "default" lets the library choose for each task what the paper's recipe does not have: an average over
+        the last steps, exact statistics and dropout, each unless the run's recipe has it. "run" is the run's recipe as
+        it is.
+        """
+        check_choice("halrp", "recipe", recipe, ("default", "run"))
+        context = replace(context, recipe=default_recipe(context.recipe)) if recipe == "default" else context
+        penalties = {"l1": l1, "l2": l2}
+        method = Halrp.budget(bytes_per_task, precision=precision, rest=rest, view=view, warm_up=warm_up, **penalties)
+        super().__init__(context, method)
+
+
+def default_recipe(recipe: Recipe) -> Recipe:
+    """A recipe whose settings beyond the paper's are chosen for each task, as in the library, where it has none."""
+    plain = Recipe()
+    unset = [name for name in BEYOND_PAPER if getattr(recipe, name) == getattr(plain, name)]
+    return replace(recipe, automatic=tuple(dict.fromkeys((*recipe.automatic, *unset))))
 
 
 def _content(folder: Path) -> list[Path]:

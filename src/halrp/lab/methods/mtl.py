@@ -19,6 +19,7 @@ from halrp.lab.methods.protocol import Context, Method, Size, State
 from halrp.lab.streams import Task
 from halrp.model.call import Call
 from halrp.objectives import Objective, classification
+from halrp.training import auto
 from halrp.training.batches import InMemory
 from halrp.training.loop import Hooks, Stage, Training
 from halrp.training.prepare import refuse_no_batch
@@ -113,12 +114,13 @@ class Joint(Method):
 
         data = self._data(self.net)
         seed_key = network.first_seed_key(context, first) if len(tasks) == 1 else (context.seed, "joint")
+        recipe = auto.chosen_for(context.recipe, data.examples, given=False)
         Training(
             self.net,
             network.weight_groups(self.net, plan, self.l2),
             data,
-            context.recipe,
-            Stage(context.recipe.epochs, (*seed_key, "base"), "all tasks", "base"),
+            recipe,
+            Stage(recipe.epochs, (*seed_key, "base"), "all tasks", "base"),
             Hooks(loss=loss, augment=first.augment),
             context.progress,
             network.checkpoints(context, first),

@@ -22,11 +22,12 @@ from halrp.model.layers.norm import BATCH_NORMS
 from halrp.model.plan import Plan, plan
 from halrp.model.views import get_tensor, replace_module
 from halrp.store.folder import slug
+from halrp.training import auto
 from halrp.training.batches import InMemory, refuse_batch_of_one
 from halrp.training.checkpoint import Checkpoints
 from halrp.training.loop import Group, Hooks, Stage, Training
 from halrp.training.prepare import prepare
-from halrp.training.recipe import autocast
+from halrp.training.recipe import Recipe, autocast
 
 HEAD = "head"
 CHECKPOINT_EVERY = 30.0
@@ -87,7 +88,7 @@ def training(
     **options: Any,
 ) -> Training:
     """The training of `fit` before its first epoch, to run in steps; `options` are `checkpoints` and `Hooks`."""
-    recipe = context.recipe
+    recipe = recipe_of(context, task)
     saved = options.pop("checkpoints", checkpoints(context, task))
     return Training(
         net,
@@ -99,6 +100,11 @@ def training(
         context.progress,
         saved,
     )
+
+
+def recipe_of(context: Context, task: Task) -> Recipe:
+    """The run's recipe, in which nothing is left open for a task; every network is one that a task trains."""
+    return auto.chosen(context.recipe, (task.train.x, task.train.y), given=False)
 
 
 def examples(context: Context, task: Task, net: nn.Module) -> InMemory:

@@ -8,10 +8,20 @@ _PER_TASK = Properties(frozen=True, first_decides=True)
 _FROZEN = Properties(frozen=True)
 
 METHODS: dict[str, MethodEntry] = {
+    "halrp": MethodEntry(
+        "halrp.lab.methods.halrp:DefaultHalrp",
+        "HALRP",
+        "HALRP by budget with the library's default recipe (the default)",
+        "HALRP",
+        colour="#d6001c",
+        mark="star",
+        properties=_PER_TASK,
+        compared_by_size=True,
+    ),
     "halrp-budget": MethodEntry(
         "halrp.lab.methods.compositions:budget",
         "HALRP, by budget",
-        "HALRP, ranks chosen under a hard limit before fine-tuning (the default)",
+        "HALRP, ranks chosen under a hard limit before fine-tuning, with the paper's recipe",
         "HALRP",
         colour="#e0342b",
         mark="circle",

@@ -10,7 +10,7 @@ from typing import Any
 
 from halrp.lab.records.frames import Frame
 from halrp.lab.records.loading import load
-from halrp.lab.records.schema import Record
+from halrp.lab.records.schema import Record, as_text
 from halrp.lab.report.pairing import Pair
 from halrp.lab.report.paper import Benchmark, lookup
 from halrp.lab.report.study import Study
@@ -30,6 +30,8 @@ DISPARITY = Column("mopd", "MOPD / AOPD", 1, others=("aopd",), separator=" / ")
 GROWTH = Column("growth_counted", "growth", 3)
 LATER_BYTES = Column("later_bytes", "bytes per further task", format=grouped_digits)
 PAPER = (Column("paper", "paper"), Column("difference", "difference"))
+BEYOND_PAPER = ("average", "dropout", "exact_statistics")
+"""Settings of training that no run of the paper's has."""
 
 
 @cache
@@ -57,10 +59,18 @@ def markdown(columns: Iterable[Column], rows: Iterable[Mapping[str, Any]]) -> st
 def described(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row of a frame with columns for readers: the method as code, the error, and what the paper prints beside it."""
     name = f"`{row['method']}`"
-    full = Markdown(f"{name} ({row['settings']})" if row["settings"] else name)
+    settings = ", ".join(filter(None, (row["settings"], trained_by(row["record"]))))
+    full = Markdown(f"{name} ({settings})" if settings else name)
     labels: dict[str, Value] = {"method": Markdown(name), "run": full, "stream": Markdown(f"`{row['stream']}`")}
     share = {"data": f"{100 * row['fraction']:g} %", "accuracy_error": row.get("error_usual")}
     return {**row, **labels, **share, **_paper(row)}
+
+
+def trained_by(record: Record) -> str:
+    """What a run's recipe has beyond the paper's, in words; empty if it has nothing."""
+    if {*record.recipe.get("automatic", ())} & {*BEYOND_PAPER}:
+        return "default recipe"
+    return as_text({name: record.recipe[name] for name in BEYOND_PAPER if name in record.recipe})
 
 
 def _paper(row: Mapping[str, Any]) -> dict[str, str]:

@@ -19,6 +19,7 @@ from halrp.lab.report.documents.cells import (
     markdown,
     records,
     records_of,
+    trained_by,
 )
 from halrp.lab.report.table import Column, Markdown
 
@@ -61,14 +62,15 @@ def orders_table(folder: Path) -> str:
 def settings_table(*folders: Path, varied: Mapping[str, Sequence[str]], fixed: Mapping[str, object] = {}) -> str:
     """Order A with each value of the settings that vary by method; the best on validation data is bold.
 
-    The first folder decides on which streams. Runs whose settings do not have the values of `fixed` are left out.
+    The first folder decides on which streams. Runs whose settings do not have the values of `fixed` are left out, and
+    so are those whose recipe is not the paper's.
     """
     streams = {record.stream for record in records(folders[0])}
     runs = frames.runs(record for record in records_of(folders) if record.stream in streams)
     rows = []
     for row in runs.to_dict("records"):
         record: Record = row["record"]
-        if record.method in varied and _of_order_a(record, fixed):
+        if record.method in varied and _of_order_a(record, fixed) and not trained_by(record):
             values = [(name, record.values[name]) for name in varied[record.method]] + [*record.network.items()]
             rows.append(row | {"values": values})
     rows.sort(key=lambda row: ([*varied].index(row["method"]), row["values"]))

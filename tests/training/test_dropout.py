@@ -1,0 +1,103 @@
+"""Dropout of the inputs of the last linear layers: only while tasks are fine-tuned, and only by rule."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from halrp import Halrp, Learner, Recipe
+from halrp.training.auto import AVERAGE, DROPOUT, DROPOUT_STEPS, chosen, chosen_for
+from halrp.training.dropout import dropout, last_linear_layers
+from halrp.training.loop import Training
+from halrp.training.recipe import BEYOND_PAPER
+from tests.helpers import FAST, digest, net, tiny_task
+from tests.training.runs import recipe, training
+
+
+def test_the_inputs_of_the_last_two_linear_layers_are_dropped_in_training_alone() -> None:
+    module = net("mlp")
+    seen: dict[int, Tensor] = {}
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+    for number, layer in enumerate(layers):
+        layer.register_forward_hook(lambda _, x, y, number=number: seen.update({number: x[0]}))
+    x = torch.ones(400, 10)
+    assert last_linear_layers(module) == layers[1:]
+    plain = module(x)
+    with torch.random.fork_rng(), dropout(module, 0.25):
+        torch.manual_seed(0)
+        dropped = module(x)
+        assert torch.equal(seen[0], x)
+        hidden = layers[0](x).relu()
+        on = hidden > 0
+        gone = (seen[1] == 0) & on
+        torch.testing.assert_close(seen[1][on & ~gone], hidden[on & ~gone] / 0.75)
+        # Several thousand draws: a share of them within a few standard errors of 0.007.
+        assert float(gone.sum() / on.sum()) == pytest.approx(0.25, abs=0.03)
+        assert not torch.equal(dropped, plain)
+        assert torch.equal(module.eval()(x), plain)
+    assert torch.equal(module.train()(x), plain)
+    assert not any(layer._forward_pre_hooks for layer in layers)
+
+
+def test_a_training_with_it_is_another_one_and_leaves_no_hook() -> None:
+    plain, dropped, again = net("mlp"), net("mlp"), net("mlp")
+    training(plain, recipe()).run()
+    for module in (dropped, again):
+        run = training(module, recipe(dropout=0.5))
+        run.run(1)
+        torch.rand(3)  # what is drawn elsewhere does not matter
+        run.run()
+    assert digest(dropped) == digest(again) != digest(plain)
+    assert not any(m._forward_pre_hooks for m in dropped.modules())
+
+
+def test_an_interrupted_training_leaves_no_hook() -> None:
+    module = net("mlp")
+    with pytest.raises(RuntimeError):
+        training(module, recipe(dropout=0.5), hooks={"after_step": _fail}).run()
+    assert not any(m._forward_pre_hooks for m in module.modules())
+
+
+def _fail() -> None:
+    raise RuntimeError
+
+
+def test_only_fine_tuning_drops(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares: dict[str, float] = {}
+
+    def note(run: Any, until: int | None = None) -> Any:
+        shares[run.stage.name] = run.recipe.dropout
+        return ran(run, until)
+
+    ran = Training.run
+    monkeypatch.setattr(Training, "run", note)
+    settings = dataclasses.replace(FAST, epochs=3, dropout=0.4)
+    learner = Learner(net("mlp"), method=Halrp.budget(growth_per_task=0.9), recipe=settings, progress=None)
+    for number, name in enumerate("ab"):
+        learner.learn(name, tiny_task("mlp", number))
+    assert shares == {"base": 0.0, "warm-up": 0.0, "fine-tune: mean": 0.4}
+
+
+@pytest.mark.parametrize(("examples", "share"), [(100, 0.0), (200, 0.0), (500, DROPOUT), (4000, DROPOUT)])
+def test_by_default_it_depends_on_the_number_of_steps(examples: int, share: float) -> None:
+    settings = chosen(Recipe.auto(), tiny_task("mlp", examples=examples), given=False)
+    assert (settings.average, settings.exact_statistics, settings.dropout) == (AVERAGE, True, share)
+    plain = dataclasses.replace(Recipe(), automatic=settings.automatic, average=AVERAGE, exact_statistics=True)
+    assert dataclasses.replace(settings, dropout=0.0) == plain, "all else is as the paper"
+
+
+def test_what_is_given_decides_the_steps_and_is_left_as_it_is() -> None:
+    enough = chosen_for(Recipe.auto(epochs=DROPOUT_STEPS), 10, given=False)
+    assert (enough.dropout, chosen_for(Recipe.auto(epochs=DROPOUT_STEPS - 1), 10, given=False).dropout) == (DROPOUT, 0)
+    assert chosen_for(Recipe.auto(epochs=3, dropout=0.2), 10, given=False).dropout == 0.2
+    assert chosen_for(Recipe.auto(epochs=30), 10, given=False, batch=5).dropout == DROPOUT
+    assert chosen_for(Recipe.auto(ema=0.9), 10, given=False).average == 0, "there is one average already"
+
+
+def test_on_a_given_base_none_of_it_is_chosen() -> None:
+    settings = chosen_for(Recipe.auto(), 5000, given=True)
+    assert [getattr(settings, name) for name in BEYOND_PAPER] == [getattr(Recipe(), name) for name in BEYOND_PAPER]
