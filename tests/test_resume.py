@@ -425,3 +425,16 @@ def test_a_task_that_starts_at_the_probe_resumes_after_any_epoch_with_the_same_f
         run(tmp_path / f"{after}", rest)
         assert rest.epochs == log.epochs[after:]
         assert contents(tmp_path / f"{after}") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("rest", ["float32", "int8"])
+def test_averages_exact_statistics_and_dropout_resume_in_every_stage(rest: Any, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "recipe": dataclasses.replace(RECIPE, average=0.5, exact_statistics=True, dropout=0.4),
+        "method": dataclasses.replace(METHOD, rest=rest),
+    }
+    learn(tmp_path / "whole", **settings)
+    for after in (BASE - 1, BASE + 1, BASE + WARM_UP + 1, EVENTS - 1):
+        interrupted(tmp_path / f"{after}", after, **settings)
+        learn(tmp_path / f"{after}", **settings)
+        assert contents(tmp_path / f"{after}") == contents(tmp_path / "whole")

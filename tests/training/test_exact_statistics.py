@@ -171,7 +171,7 @@ def test_two_processes_have_the_statistics_of_the_rows_of_both(tmp_path: Path) -
         seen: list[Tensor] = []
         module = learner.module("a")
         with torch.no_grad():  # the first norm's inputs depend on no other norm
-            seen.append(module.get_submodule("features")[0](x).double())  # type: ignore[operator]
+            seen.append(module.get_submodule("features.0")(x).double())
         return [*statistics(module)[:2], seen[0]]
 
     first, second = together(work, tmp_path)
@@ -195,6 +195,6 @@ def test_old_tasks_are_bit_identical_and_each_task_has_its_own(rest: Any) -> Non
         for old, before in logits.items():
             assert torch.equal(learner.predict(x, old), before), old
     first = tiny_task("conv", 0)[0]
-    inputs = learner.module("a").get_submodule("features")[0](first).detach().double()  # type: ignore[operator]
+    inputs = learner.module("a").get_submodule("features.0")(first).detach().double()
     torch.testing.assert_close(statistics(learner.module("a"))[0], inputs.mean((0, 2, 3)), rtol=1e-5, atol=1e-6)
     assert not any(map(torch.equal, statistics(learner.module("b")), statistics(learner.module("c"))))

@@ -56,7 +56,7 @@ def steps_of(examples: int | None, recipe: Recipe, batch: int | None = None) -> 
 
 
 def beyond_paper(steps: int) -> dict[str, Choice]:
-    """What a task that takes so many steps gets beyond the paper's settings, if it is not on a given base."""
+    """What a task of a number of steps gets beyond the paper's settings, if it is not on a given base."""
     enough = steps >= DROPOUT_STEPS
     return {
         "average": Choice(AVERAGE, "on a base that the first task trained: the last steps scatter around a minimum"),
@@ -68,7 +68,7 @@ def beyond_paper(steps: int) -> dict[str, Choice]:
 def choices(examples: int | None, given: bool, steps: int | None = None) -> dict[str, Choice]:
     """A value for every setting that a recipe may leave open, on a given base or on one that a task trained.
 
-    `steps` are those of the task, if they are not the paper's for so many examples.
+    `steps` are those of the task, if they are not the paper's for these examples.
     """
     if not given:
         why, paper = "on a base that the first task trained: as the paper", Recipe()
@@ -95,7 +95,7 @@ def chosen(recipe: Recipe, source: Source, given: bool) -> Recipe:
 
 
 def chosen_for(recipe: Recipe, examples: int | None, given: bool, batch: int | None = None) -> Recipe:
-    """A recipe in which nothing is left open for a task with so many examples; a loader has a `batch` of its own."""
+    """A recipe in which nothing is left open for a number of examples; a loader has a `batch` of its own."""
     values = choices(examples, given)
     settled = replace(recipe, **{name: values[name].value for name in recipe.automatic if name not in BEYOND_PAPER})
     values = choices(examples, given, steps_of(examples, settled, batch))

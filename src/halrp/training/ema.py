@@ -20,7 +20,7 @@ class MovingAverage:
         self.averages = [parameter.detach().clone() for parameter in parameters]
 
     def has_begun(self, steps: int) -> bool:
-        """Whether there is an average after so many steps: there always is one."""
+        """Whether there is an average after a number of steps: there always is one."""
         return True
 
     @torch.no_grad()

@@ -21,7 +21,7 @@ class TailAverage:
         self.averages = [parameter.detach().clone() for parameter in parameters]
 
     def has_begun(self, steps: int) -> bool:
-        """Whether one of so many finished steps counts."""
+        """Whether one of the finished steps counts."""
         return steps > self.first
 
     @torch.no_grad()

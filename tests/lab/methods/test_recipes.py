@@ -64,7 +64,7 @@ def test_the_run_may_set_what_the_default_recipe_leaves_open_or_all_of_it() -> N
 def test_the_published_methods_are_trained_by_the_recipe_of_the_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     method = make(name, tiny_context(), growth=0.9)
     assert isinstance(method, HalrpMethod)
-    assert method.method == {"halrp-official": Halrp.official, "halrp-paper": Halrp.paper}[name](growth=0.9)
+    assert method.method == (Halrp.official(growth=0.9) if name == "halrp-official" else Halrp.paper(growth=0.9))
     assert {tuple(getattr(r, n) for n in BEYOND_PAPER) for r in recipes(method, monkeypatch)} == {(0.0, False, 0.0)}
 
 

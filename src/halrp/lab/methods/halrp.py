@@ -139,9 +139,10 @@ class DefaultHalrp(HalrpMethod):
         """
         check_choice("halrp", "recipe", recipe, ("default", "run"))
         context = replace(context, recipe=default_recipe(context.recipe)) if recipe == "default" else context
-        penalties = {"l1": l1, "l2": l2}
-        method = Halrp.budget(bytes_per_task, precision=precision, rest=rest, view=view, warm_up=warm_up, **penalties)
-        super().__init__(context, method)
+        super().__init__(
+            context,
+            Halrp.budget(bytes_per_task, precision=precision, rest=rest, view=view, l1=l1, l2=l2, warm_up=warm_up),
+        )
 
 
 def default_recipe(recipe: Recipe) -> Recipe:
