@@ -65,6 +65,7 @@ bench: .venv/dev
 	$(BIN)/python -m benchmarks.checkpoints --json results/benchmarks/checkpoints.json
 	$(BIN)/python -m benchmarks.any_task --json results/benchmarks/any_task.json
 	$(BIN)/python -m benchmarks.lab_overhead --json results/benchmarks/lab_overhead.json
+	$(BIN)/python -m benchmarks.serve_store --json results/benchmarks/serve_store.json
 
 format: .venv/dev
 	$(BIN)/ruff format .

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import any_task, file_parts
+from benchmarks import any_task, file_parts, serve_store
 from benchmarks.pretrained import table as pretrained
 from halrp.lab.report import documents
 
@@ -43,6 +43,13 @@ def test_the_tables_of_pretrained_networks_are_those_of_their_records() -> None:
     assert documents.filled(text, made) == text, (
         "docs/pretrained.md is stale; run: python -m benchmarks.pretrained table"
     )
+    assert all(f"<!-- begin {name} -->" in text for name in made)
+
+
+def test_the_tables_of_serving_are_those_of_their_record() -> None:
+    text = (ROOT / "docs" / "serving.md").read_text()
+    made = serve_store.parts(json.loads((ROOT / "results" / "benchmarks" / "serve_store.json").read_text()))
+    assert documents.filled(text, made) == text, "docs/serving.md is stale; run: python -m benchmarks.serve_store table"
     assert all(f"<!-- begin {name} -->" in text for name in made)
 
 

@@ -15,7 +15,7 @@ from halrp import Learner, explain
 DOCS = Path(__file__).parent.parent / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([\w./-]*)(?:#([\w-]+))?\)")
-PAGES = ("guide.md", "tasks.md", "training.md", "transformers.md", "vision.md")
+PAGES = ("guide.md", "serving.md", "tasks.md", "training.md", "transformers.md", "vision.md")
 
 
 def run(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -58,6 +58,19 @@ def test_the_page_on_training(
     assert all(delta.bytes <= 20_000 for delta in learner.tasks.values())
     assert learner.tasks["parity in bfloat16"].autocast == "bfloat16"
     assert Learner.load("tasks", names["model"]).recipe == names["recipe"]
+
+
+def test_the_page_on_serving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = run("serving.md", tmp_path, monkeypatch)
+    printed = capsys.readouterr().out
+    assert len(re.findall(r"'(?:low|high)'", printed.splitlines()[0])) == 4
+    assert "Changes(added=(), removed=(), replaced=('west',))" in printed
+    assert set(names["predictor"].resident) == {"north", "south", "east", "west"}
+    torch.testing.assert_close(
+        names["mixed"], names["learner"].predict(names["x"], names["rows"]), rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.fixture

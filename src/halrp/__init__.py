@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from halrp.objectives.regression import Regression
     from halrp.objectives.segmentation import Segmentation
     from halrp.objectives.token_classification import TokenClassification
+    from halrp.serve.store_predictor import StorePredictor
     from halrp.store.store import Store
     from halrp.tools.explain import Explanation, explain
     from halrp.training.progress import Progress, StopTraining
@@ -67,6 +68,7 @@ _HOME = {
     "halrp.objectives.regression": ("Regression",),
     "halrp.objectives.segmentation": ("Segmentation",),
     "halrp.objectives.token_classification": ("TokenClassification",),
+    "halrp.serve.store_predictor": ("StorePredictor",),
     "halrp.store.store": ("Store",),
     "halrp.tools.explain": ("Explanation", "explain"),
     "halrp.training.progress": ("Progress", "StopTraining"),
@@ -108,6 +110,7 @@ __all__ = [
     "Segmentation",
     "StopTraining",
     "Store",
+    "StorePredictor",
     "TokenClassification",
     "WarmUp",
     "Whitened",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,22 +19,10 @@ from halrp.errors import DamagedError, DamagedTaskWarning, TaskError, UnknownTas
 from halrp.model.base import Base
 from halrp.model.delta import Delta
 from halrp.serve.predictor import Predictor
+from halrp.store.changes import Changes
 from halrp.store.manifest import Entry, Manifest
 from halrp.store.store import Store
 from halrp.training.distributed import Processes, agreed
-
-
-@dataclass(frozen=True)
-class Changes:
-    """What other processes did to the tasks of a store, by name. A task that was renamed is removed and added."""
-
-    added: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
-    replaced: tuple[str, ...] = ()
-
-    def __bool__(self) -> bool:
-        """Whether anything changed."""
-        return bool(self.added or self.removed or self.replaced)
 
 
 class Committed:
@@ -185,11 +173,7 @@ class Committed:
             self.restore(self.store, self._skip_damaged)
         else:
             self._take_over(self.store, self.base, self._skip_damaged)
-        return Changes(
-            added=tuple(name for name in self.tasks if name not in before),
-            removed=tuple(name for name in before if name not in self.tasks),
-            replaced=tuple(name for name, delta in self.tasks.items() if before.get(name, delta) is not delta),
-        )
+        return Changes.between(before, self.tasks)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the base and every task to a store; what is there and equal is left as it is."""

@@ -287,7 +287,7 @@ class Learner(Managed):
         With a task per row, one answer for all rows if all tasks are classifications, and otherwise a list of answers,
         one for each row.
         """
-        return answers(self._committed.predictor, self.predict(x, task, batch), task)
+        return answers(self._committed.predictor.delta, self.predict(x, task, batch), task)
 
     def module(self, task: str | None) -> nn.Module:
         """A task as an `nn.Module` in evaluation mode that shares the base's memory.

@@ -10,8 +10,9 @@ from typing import Any, Self
 from torch import Tensor
 
 from halrp import seeding
-from halrp.committed import Changes, Committed
+from halrp.committed import Committed
 from halrp.model.delta import Delta
+from halrp.store.changes import Changes
 from halrp.training.bar import Show
 
 

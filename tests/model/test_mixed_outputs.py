@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from halrp.errors import DataError
-from halrp.model.mixed import _concatenate
+from halrp.model.by_task import concatenate
 from halrp.model.plan import plan
 from tests.helpers import drawn
 from tests.model.mixing import inputs, mixed_module, random_delta, task_views
@@ -87,8 +87,8 @@ def test_classes_are_padded_in_their_own_dimension(kind: str) -> None:
 
 
 def test_outputs_that_differ_in_more_than_their_classes_are_refused() -> None:
-    assert _concatenate([torch.ones(1, 2, 5), torch.ones(2, 3, 5)]).shape == (3, 3, 5)
+    assert concatenate([torch.ones(1, 2, 5), torch.ones(2, 3, 5)]).shape == (3, 3, 5)
     with pytest.raises(DataError, match=r"outputs of the shapes \(2, 5\), \(3, 4\) for a row.*one by one"):
-        _concatenate([torch.ones(1, 2, 5), torch.ones(2, 3, 4)])
+        concatenate([torch.ones(1, 2, 5), torch.ones(2, 3, 4)])
     with pytest.raises(DataError, match=r"outputs of the shapes \(2, 5\), \(2,\) for a row"):
-        _concatenate([torch.ones(1, 2, 5), torch.ones(1, 2)])
+        concatenate([torch.ones(1, 2, 5), torch.ones(1, 2)])

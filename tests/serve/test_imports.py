@@ -7,7 +7,8 @@ import sys
 
 
 def test_the_predictor_imports_no_training_code() -> None:
-    code = "import halrp.serve.predictor, sys; print(*sorted(m for m in sys.modules if m.startswith('halrp.')))"
+    imports = "import halrp.serve.predictor, halrp.serve.store_predictor, sys"
+    code = f"{imports}; print(*sorted(m for m in sys.modules if m.startswith('halrp.')))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     modules = result.stdout.split()
     assert "halrp.model.mixed" in modules

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from halrp import Learner, Store
-from halrp.committed import Changes
 from halrp.errors import (
     ConflictError,
     DamagedError,
@@ -17,6 +16,7 @@ from halrp.errors import (
     StoreError,
     WrongBaseError,
 )
+from halrp.store.changes import Changes
 from tests.helpers import FAST, net, tiny_task
 from tests.store.stores import OFFICIAL, X, committed, consistent, learned, reopened, roomy, same_predictions, snapshot
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from halrp.errors import BatchOfOneError
@@ -46,3 +47,13 @@ def task_logits(module: nn.Module, call: Call, x: Batch, delta: Delta) -> Tensor
             "or more of each task, or use a model whose batch norms track running statistics"
         ) from error
     return logits
+
+
+def batched_logits(module: nn.Module, call: Call, x: Batch, delta: Delta, batch: int) -> Tensor:
+    """The logits of a task for any number of rows, about `batch` of them at a time."""
+    rows = tree.rows(x)
+    if rows <= batch:
+        return task_logits(module, call, x, delta)
+    sizes = inference_batches(module, rows, batch)
+    with forward_precision(None, tree.device_of(x)):  # joining batches is not part of a forward pass
+        return torch.cat([task_logits(module, call, part, delta) for part in tree.split(x, sizes)])

@@ -28,6 +28,7 @@ from halrp.errors import DataError
 from halrp.model import batch as tree
 from halrp.model.base import Base
 from halrp.model.batch import Batch
+from halrp.model.by_task import concatenate, task_by_task
 from halrp.model.delta import Delta
 from halrp.model.inference import inference_batches, task_logits
 from halrp.model.layers.mixed_head import output_dimension
@@ -45,11 +46,16 @@ class MixedModule:
     """
 
     def __init__(
-        self, base: Base, deltas: Sequence[Delta], module_of: Callable[[Delta], nn.Module] | None = None
+        self,
+        base: Base,
+        deltas: Sequence[Delta],
+        module_of: Callable[[Delta], nn.Module] | None = None,
+        compared: set[Hashable] | None = None,
     ) -> None:
         """Take the tasks in the order in which rows refer to them, and what gives the own module of each.
 
-        Without `module_of` modules are built when they are first needed, and reused.
+        Without `module_of` modules are built when they are first needed, and reused. `compared` are the kinds of
+        batches of which the one pass has been compared already, with other tasks of the base; more are added to it.
         """
         self._base, self._model, self._plan = base, base.module, base.plan
         self._deltas = tuple(deltas)
@@ -60,7 +66,7 @@ class MixedModule:
         """The first index of each task: several indices may mean the base's own task, and its rows are one group."""
         self._module_of = cache(base.serving_view) if module_of is None else module_of
         self._net: nn.Module | None = None
-        self._compared: set[object] = set()
+        self._compared: set[Hashable] = set() if compared is None else compared
         self._reasons: dict[object, str] = {}
         """Why batches are computed task by task, by the kind of batch; under None for every kind."""
         self._alone: dict[int, str] = {}
@@ -108,7 +114,7 @@ class MixedModule:
             if len(groups) == 1:
                 return self._one_precision(x, tasks, batch)
             logits = [self._one_precision(tree.take(x, group.to(device)), tasks[group], batch) for group in groups]
-            return _concatenate(logits)[torch.cat(groups).argsort().to(device)]
+            return concatenate(logits)[torch.cat(groups).argsort().to(device)]
 
     def _tasks(self, x: Batch, rows: Tensor) -> list[int]:
         """The index of each row's task, checked."""
@@ -164,7 +170,7 @@ class MixedModule:
                     raise NotRowWise(reason)
                 self._compared.add(kind)
             parts.append(logits)
-        return _concatenate(parts)
+        return concatenate(parts)
 
     def _one_pass(self, structure: Structure, x: Batch, rows: Rows) -> Tensor:
         """All rows, sorted by task, in one pass."""
@@ -185,11 +191,7 @@ class MixedModule:
 
     def _task_by_task(self, x: Batch, tasks: Tensor, batch: int) -> Tensor:
         """Batches of rows of one task after another."""
-        groups = [(tasks == task).nonzero().flatten() for task in tasks.unique()]
-        pieces = [part for group in groups for part in group.split(inference_batches(self._model, len(group), batch))]
-        device = tree.device_of(x)
-        logits = _concatenate([self._one_task(tree.take(x, p.to(device)), int(tasks[p[0]])) for p in pieces])
-        return logits[torch.cat(pieces).argsort().to(device)]
+        return task_by_task(x, tasks, lambda rows: inference_batches(self._model, rows, batch), self._one_task)
 
     def _one_task(self, x: Batch, task: int) -> Tensor:
         return task_logits(self._view(task), self._base.call, x, self._deltas[task])
@@ -214,24 +216,6 @@ class MixedModule:
             if reasons[names]:
                 refused[number] = reasons[names]
         return refused
-
-
-def _concatenate(parts: Sequence[Tensor]) -> Tensor:
-    """Concatenate outputs of batches, padded with −inf to the widest in the one dimension in which they differ."""
-    shapes = dict.fromkeys(tuple(part.shape[1:]) for part in parts)
-    same_dims = len({len(shape) for shape in shapes}) == 1
-    differing = [d for d, sizes in enumerate(zip(*shapes, strict=True), 1) if len(set(sizes)) > 1] if same_dims else []
-    if not same_dims or len(differing) > 1:
-        raise DataError(
-            f"predict: the tasks of these rows give outputs of the shapes {', '.join(map(str, shapes))} for a row, "
-            "which no one tensor holds; predict for them one by one"
-        )
-    for dimension in differing:
-        width = max(part.shape[dimension] for part in parts)
-        after = (0, 0) * (parts[0].dim() - dimension - 1)
-        pads = [(*after, 0, width - part.shape[dimension]) for part in parts]
-        parts = [nn.functional.pad(part, pad, value=-torch.inf) for part, pad in zip(parts, pads, strict=True)]
-    return torch.cat(list(parts))
 
 
 def _reason(error: Exception) -> str:

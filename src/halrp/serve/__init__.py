@@ -1,1 +1,1 @@
-"""Predictions for the tasks of one base."""
+"""Predictions for the tasks of one base, in memory or in a store."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -11,15 +11,14 @@ from halrp.errors import SettingError
 from halrp.model.delta import Delta
 from halrp.objectives import Classification, Objective, restored
 from halrp.objectives.classification import decode
-from halrp.serve.predictor import Predictor
 
 
-def answers(predictor: Predictor, outputs: Tensor, task: str | Sequence[str | None] | None) -> Any:
-    """What outputs (N, ...) of a task, or of a task per row, mean."""
+def answers(delta_of: Callable[[str | None], Delta], outputs: Tensor, task: str | Sequence[str | None] | None) -> Any:
+    """What outputs (N, ...) of a task, or of a task per row, mean; `delta_of` gives the delta of a task."""
     if task is None or isinstance(task, str):
-        delta = predictor.delta(task)
+        delta = delta_of(task)
         return _objective(delta).decode(outputs, delta.class_names)
-    deltas = {name: predictor.delta(name) for name in dict.fromkeys(task)}
+    deltas = {name: delta_of(name) for name in dict.fromkeys(task)}
     objectives = {name: _objective(delta) for name, delta in deltas.items()}
     if all(isinstance(objective, Classification) for objective in objectives.values()):
         return decode(outputs, [deltas[name].class_names for name in task])

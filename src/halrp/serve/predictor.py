@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,9 +12,9 @@ from halrp.model import batch as tree
 from halrp.model.base import Base
 from halrp.model.batch import Batch
 from halrp.model.delta import Delta
-from halrp.model.inference import inference_batches, task_logits
+from halrp.model.inference import batched_logits
 from halrp.model.mixed import MixedModule
-from halrp.model.precision import forward_precision
+from halrp.serve.base_task import as_learned
 from halrp.serve.resident import ResidentModules
 
 
@@ -25,11 +24,7 @@ class Predictor:
     def __init__(self, base: Base, tasks: Mapping[str, Delta], earlier: Predictor | None = None) -> None:
         """Take a base and its tasks; an earlier predictor of the base hands its modules over."""
         self._base, self._tasks = base, tasks
-        learned = next((delta for delta in tasks.values() if delta.is_base), base.task)
-        self._base_task = base.task
-        if learned is not base.task:
-            same = {name: getattr(learned, name) for name in ("autocast", "class_names", "objective")}
-            self._base_task = replace(base.task, **same)
+        self._base_task = as_learned(base, next((delta for delta in tasks.values() if delta.is_base), None))
         self._mixed: MixedModule | None = None
         self._residents: ResidentModules = ResidentModules(base) if earlier is None else earlier._residents
         self._residents.forget_all_but([*tasks.values(), self._base_task])
@@ -45,14 +40,8 @@ class Predictor:
 
     def predict(self, x: Batch, task: str | None, batch: int) -> Tensor:
         """Outputs (N, ...) of N rows of x for one task."""
-        delta, call = self.delta(task), self._base.call
-        module = self._residents.module(delta)
-        rows = tree.rows(x)
-        if rows <= batch:
-            return task_logits(module, call, x, delta)
-        sizes = inference_batches(module, rows, batch)
-        with forward_precision(None, tree.device_of(x)):  # joining batches is not part of a forward pass
-            return torch.cat([task_logits(module, call, part, delta) for part in tree.split(x, sizes)])
+        delta = self.delta(task)
+        return batched_logits(self._residents.module(delta), self._base.call, x, delta, batch)
 
     def predict_mixed(self, x: Batch, tasks: Sequence[str | None], batch: int) -> Tensor:
         """Outputs of N rows of x for the task of each, as wide as the widest of them, (N, ...)."""

@@ -156,9 +156,10 @@ class Store:
         return self._read(name, base, manifest, self.layouts(manifest))
 
     def _read(self, name: str, base: Base, manifest: Manifest, layouts: Mapping[str, Layout]) -> Delta:
-        return self._read_file(manifest.tasks[name], name, base, layouts)
+        return self.read_file(manifest.tasks[name], name, base, layouts)
 
-    def _read_file(self, entry: Entry, name: str, base: Base, layouts: Mapping[str, Layout]) -> Delta:
+    def read_file(self, entry: Entry, name: str, base: Base, layouts: Mapping[str, Layout]) -> Delta:
+        """The task of a file, checked against checksum and signature and compared with the base."""
         source = str(self.folder / entry.file)
         delta = task_file.check(task_file.read(self.content(entry, _largest(base)), layouts, source), base, source)
         if delta.task != name:
@@ -232,7 +233,7 @@ class Store:
     def read_versions(self, name: str, base: Base) -> tuple[Delta, ...]:
         """The old versions of a task, the newest first, compared with the base."""
         layouts = self.layouts(self.manifest())
-        return tuple(self._read_file(entry, name, base, layouts) for entry in self.versions(name))
+        return tuple(self.read_file(entry, name, base, layouts) for entry in self.versions(name))
 
     def revert(self, name: str, expected: Entry | None = None) -> Manifest:
         """Bring the newest old version of a task back; the present one becomes an old version in its stead."""
