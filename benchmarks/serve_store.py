@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ def mixed(network: str, folder: Path, tasks: int, rounds: int) -> dict[str, Any]
             predictors[way].predict(X, names)
             if number >= 0:
                 seconds[way].append(time.process_time() - start)
-    medians = {way: 1e3 * statistics.median(values) for way, values in seconds.items()}
+    medians: dict[str, float] = {way: 1e3 * statistics.median(values) for way, values in seconds.items()}
     means = {way: statistics.fmean(values) for way, values in seconds.items()}
     best = min(means["one pass"], means["task by task"])
     return {"network": network, "tasks": tasks, **medians, "mean to best": means["fastest"] / best}
@@ -134,8 +135,13 @@ def resident(folder: Path, tasks: int) -> dict[str, Any]:
     return {"tasks": count, "files": files, "deltas": deltas, "merged": merged}
 
 
-def parts(record: dict[str, Any]) -> dict[str, str]:
+def parts(record: dict[str, Any]) -> dict[str, Callable[[], str]]:
     """The tables of docs/serving.md, by their names there."""
+    return {name: partial(str, text) for name, text in tables(record).items()}
+
+
+def tables(record: dict[str, Any]) -> dict[str, str]:
+    """The tables as Markdown."""
     columns = ("fastest", "one pass", "task by task")
     mixed_rows = [
         f"| {row['network']} | {' | '.join(f'{row[way]:.0f}' for way in columns)} | {row['mean to best']:.2f} |"
@@ -193,7 +199,7 @@ def main() -> None:
         memory = resident(many, options.tasks)
     record = {"torch": torch.__version__, "tasks": options.tasks, "opening": openings}
     record |= {"mixed": batches, "resident": memory}
-    print("\n\n".join(parts(record).values()))
+    print("\n\n".join(tables(record).values()))
     if options.json:
         options.json.write_text(json.dumps(record, indent=1) + "\n")
 
