@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from halrp import Halrp, Learner, Recipe
+from halrp import Halrp, Learner, Progress, Recipe
 from halrp.training.batches import InMemory
 from halrp.training.exact_statistics import ExactStatistics, Moments
 from halrp.training.stage import supervised_loss
@@ -149,6 +149,27 @@ def test_every_epoch_is_validated_with_them_and_the_best_is_left_with_its_own() 
     training(module, settings, data=InMemory(x, y), validate=validate).run()
     assert len(seen) == 4
     assert all(map(torch.equal, statistics(module), seen[1]))
+
+
+def test_epochs_that_are_only_shown_are_as_they_are_trained_and_take_no_pass() -> None:
+    plain, module = drawn(TwoNorms), drawn(TwoNorms)
+    shown: list[str] = []
+
+    class Shown:
+        validates = True
+
+        def __call__(self, at: Progress) -> None:
+            pass
+
+    def validate(evaluated: nn.Module) -> Validation:
+        shown.append(digest(evaluated))
+        return Validation(1.0, 0.5)
+
+    settings = recipe(exact_statistics=True, average=0.5)
+    training(module, settings, "conv", validate=validate, notify=Shown()).run()
+    run = training(plain, recipe(), "conv")
+    assert shown == [digest(run.run(epoch).module) for epoch in (1, 2, 3)]
+    assert digest(module) != shown[-1]
 
 
 def test_a_loader_that_shuffles_gives_the_same_bits_again() -> None:

@@ -193,9 +193,9 @@ class Training:
             freeze_statistics(self.module)
         self._updates.train()
 
-    def _evaluation_mode(self) -> None:
+    def _evaluation_mode(self, averaged: bool = True) -> None:
         self.module.eval()
-        self._updates.evaluate()
+        self._updates.evaluate(averaged)
 
     def _measure_statistics(self) -> None:
         """Give the norms of a module in evaluation mode their statistics over all training data, if that is wanted."""
@@ -281,8 +281,9 @@ class Training:
         """Loss and score on the validation data, where somebody wants to know them."""
         if self._validate is None or not self._validates:
             return None
-        validation = self._measured()
-        if self._stopping is not None and self.recipe.patience is not None:
+        decides = self.recipe.patience is not None
+        validation = self._measured(as_committed=decides or self._statistics is None)
+        if self._stopping is not None and decides:
             self._stopping.update(self.epoch, validation, self._evaluated())
         self._train_mode()
         return validation
@@ -299,10 +300,12 @@ class Training:
             if self._stopping.go_halfway(self._evaluated()):
                 self._stopping.update(self.epoch, self._measured(), self._evaluated(), is_end=False)
 
-    def _measured(self) -> Validation:
+    def _measured(self, as_committed: bool = True) -> Validation:
+        """Loss and score as the module would be committed, or, without a pass for its statistics, as it is trained."""
         assert self._validate is not None
-        self._evaluation_mode()
-        self._measure_statistics()
+        self._evaluation_mode(as_committed)
+        if as_committed:
+            self._measure_statistics()
         with seeding.isolated(*self.stage.seed_key, "validation", device=self._device):  # a loader may draw its order
             return Validation(*self._validate(self.module))
 

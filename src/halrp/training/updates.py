@@ -121,13 +121,15 @@ class Updates:
 
     # ---- the parameters that are trained, and those that are evaluated -----------------------------------------
 
-    def evaluate(self) -> None:
+    def evaluate(self, averaged: bool = True) -> None:
         """Set the parameters to those that are evaluated and committed: their average, if there is one.
 
-        An optimiser may have an average of its own, behind the methods `eval` and `train`.
+        An optimiser may have an average of its own, behind the methods `eval` and `train`. Unless `averaged`, that is
+        the only one.
         """
         switch = getattr(self.optimiser, "eval", None)
-        average = self._average if self._average is not None and self._average.has_begun(self.step) else None
+        begun = averaged and self._average is not None and self._average.has_begun(self.step)
+        average = self._average if begun else None
         if self._trained is not None or (average is None and switch is None):
             return
         self._trained = [parameter.detach().clone() for parameter in self.optimised]
