@@ -112,6 +112,8 @@ def parts(root: Path) -> dict[str, Callable[[], str]]:
         writers["settings-iru"] = partial(settings_table, folder, root / "iru", varied={"iru": TUNED["iru"]})
     if (folder := root / "frontier-cifar100-split").exists():
         writers["sizes"] = partial(sizes_table, folder, quarter, methods=BY_SIZE)
+    if (folder := root / "frontier-cifar100-superclass").exists():
+        writers["sizes-superclass"] = partial(sizes_table, folder, root / "cifar100-superclass-5", methods=BY_SIZE)
     if (folder := root / "ablations-cifar100-split").exists():
         writers["ablations"] = partial(settings_table, folder, quarter, varied=ABLATED)
     if (folder := root / "ablations-cifar100-split-5").exists():
