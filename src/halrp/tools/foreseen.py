@@ -37,7 +37,7 @@ BaseChoice = Literal["given", "first"]
 """The base of a learner: the model as it is given, or as the first task trains it."""
 NAME = "n" * 40
 """Stands for the name of a task."""
-EXAMPLES = 640
+EXAMPLES = 160
 """A number of training examples for which the text of the default recipe is as long as for any."""
 START = FromProbe()
 """How tasks on a given base start by default."""

@@ -25,8 +25,8 @@ LEAST_STEPS = 100
 AVERAGE = 0.5
 """Share of the last steps whose parameters are averaged."""
 DROPOUT = 0.4
-DROPOUT_STEPS = 60
-"""Steps of a task from which on dropout pays: fewer do not reach the end of a training that it makes longer."""
+DROPOUT_STEPS = 30
+"""Steps of a task from which on dropout pays: with fewer of them it only delays."""
 
 
 class Choice(NamedTuple):

@@ -124,8 +124,8 @@ class Recipe:
     committed, instead of a moving average over the last batches. Warm-up keeps the latter, and statistics that are
     frozen stay as they are."""
     dropout: float = field(default=0.0, metadata=LATER)
-    """Share of the inputs of the last two linear layers that is dropped at random while a task is fine-tuned. The base
-    and warm-up train without."""
+    """Share of the inputs of the last two linear layers before the head that is dropped at random while a task is
+    fine-tuned. The base and warm-up train without."""
     automatic: tuple[str, ...] = field(default=(), metadata=LATER)
     """The settings that are chosen for each task when it is learned; see `Recipe.auto`."""
 
