@@ -120,6 +120,7 @@ def test_a_head_that_is_not_fitted_is_drawn() -> None:
         result = learner("mlp", replace(ROOMY, start=FromProbe(head=head)))
         outcome = outcome_of(result.learn("a", tiny_task("mlp"), val=tiny_task("mlp")).provenance)
         assert outcome is not None
+        assert outcome.start is not None
         probes[head] = outcome.start
     assert probes["probe"].loss < 0.5 * probes["random"].loss
 
@@ -305,6 +306,7 @@ def test_with_validation_data_no_committed_task_scores_less_than_the_probe(kind:
         delta, at_probe = (each.learn("a", **data) for each in (result, still))
         outcome = outcome_of(delta.provenance)
         assert outcome is not None
+        assert outcome.start is not None
         # The probe's own score is before its head is rounded to int8, which may change an example.
         assert score(result, data) >= min(outcome.start.score, score(still, data)) - 1e-4
         assert score(result, data) == pytest.approx(outcome.end.score, abs=1e-4)
