@@ -103,8 +103,10 @@ def or_its_start(base: Base, method: Halrp, tuned: FineTuned, owned: Mapping[str
     if outcome.is_guess:
         start = _at_start(base, method, tuned, owned, run)
         validation = run.validation(start.net)
-        is_kept = validation is not None and is_better(validation, outcome.end)
-        if validation is not None and (is_kept if run.processes is None else run.processes.first(is_kept)):
+        is_start_better = validation is not None and is_better(validation, outcome.end)
+        if validation is not None and (
+            is_start_better if run.processes is None else run.processes.first(is_start_better)
+        ):
             tuned, outcome = start, outcome._replace(end=validation)
     return tuned._replace(outcome=outcome)
 
@@ -114,9 +116,9 @@ def _training(base: Base, method: Halrp, variant: FineTuning, run: TaskRun) -> T
     groups = by_kind(variant.groups, _kinds(base, variant), run.recipe)
     if run.recipe.balanced_steps and variant.start.units:
         groups = by_unit(groups, _units(variant))
-    solved = variant.start.is_solution
+    solved, frozen = variant.start.is_solution, variant.start.freezes_statistics
     epochs = run.recipe.epochs - (0 if solved else method.warm_up)
-    stage, options = f"fine-tune: {variant.view}", {"frozen_statistics": solved, "keep_best": solved}
+    stage, options = f"fine-tune: {variant.view}", {"frozen_statistics": frozen, "keep_best": solved}
     return run.training(stage, variant.net, groups, epochs, drops=True, **options)
 
 

@@ -50,15 +50,16 @@ def _of_parts(description: Description, base: Base, method: Halrp, tuned: FineTu
     """The delta of the chosen parts; `at_start` it is the head alone, as it was before the first epoch."""
     start, parts = tuned.start, dict[str, tuple[Tensor, Precision]]()
     chosen = start.parts or {}
+    matrices = dict.fromkeys((*tuned.factors, *start.dense), method.precision) | dict(start.matrices)
     for name, factors in tuned.factors.items() if not at_start else ():
         for part, tensor in (("r", factors.r), ("s", factors.s)):
             if f"{part}/{name}" in chosen:
                 parts[f"{part}/{name}"] = tensor, chosen[f"{part}/{name}"]
         if factors.rank:
-            parts |= {f"p/{name}": (factors.p, method.precision), f"q/{name}": (factors.q, method.precision)}
+            parts |= {f"p/{name}": (factors.p, matrices[name]), f"q/{name}": (factors.q, matrices[name])}
     for name, tensor in (tuned.head if at_start else tuned.owned).items():
         if name in start.dense:
-            parts[f"dense/{name}"] = tensor, method.precision
+            parts[f"dense/{name}"] = tensor, matrices[name]
         else:
             parts[f"plain/{name}"] = tensor, chosen.get(f"plain/{name}", "float32")
     recovered = {n: replace(r, share=0.0) if at_start else r for n, r in start.recovered.items()}
