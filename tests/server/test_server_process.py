@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -181,6 +182,35 @@ def test_requests_of_many_clients_share_batches_and_get_their_own_answers(addres
     figures = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     assert float(figures["halrp_batches_total"]) < float(figures["halrp_fused_requests_total"])
     assert int(figures['halrp_requests_total{endpoint="infer",status="200"}']) >= 96
+
+
+def test_half_requests_huge_bodies_and_idle_connections_do_not_keep_the_server_from_others(
+    address: str, learner: Learner
+) -> None:
+    host, _, port = address.partition(":")
+    starts = (
+        b"",
+        b"POST /v2/models/t1/infer HTTP/1.1\r\nHost: localh",
+        b"POST /v2/models/t1/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999\r\n\r\n{",
+    )
+    connections = [socket.create_connection((host, int(port)), PATIENCE) for _ in range(150)]
+    try:
+        for number, connection in enumerate(connections):
+            connection.sendall(starts[number % 3])
+        huge = http.client.HTTPConnection(address, timeout=PATIENCE)
+        huge.putrequest("POST", "/v2/models/t1/infer")
+        huge.putheader("Content-Length", str(1 << 30))
+        huge.endheaders()
+        assert huge.getresponse().status == 413
+        huge.close()
+        client = http.client.HTTPConnection(address, timeout=PATIENCE)
+        client.request("POST", "/v2/models/t1/infer", infer_body(X[:1]))
+        answer = json.loads(client.getresponse().read())
+        client.close()
+    finally:
+        for connection in connections:
+            connection.close()
+    assert torch.equal(torch.tensor(answer["outputs"][0]["data"]), learner.predict(X[:1], "t1")[0])
 
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
