@@ -1,11 +1,12 @@
 """What one process needs to predict for every task of a large store.
 
 A store of tiny tasks on LeNet (at most 20 KB each) is opened by `StorePredictor` and, for comparison, by
-`Learner.load`, in a fresh process each. Then mixed batches of 64 rows, of 16 random ones among 32 tasks, are computed
-in the way that the predictor chooses, in one pass, and task by task, in turns: on LeNet, and on a network with
-depthwise convolutions. Time is the process's own, so that a busy neighbour costs little.
+`Learner.load`, in a fresh process each. Then mixed batches of 64 rows, of random tasks, are computed in the way that
+the predictor chooses, in one pass, and task by task, in turns: on LeNet, on a network with depthwise convolutions, and
+on EfficientNet-Lite0 (`benchmarks.pretrained.efficientnet` says how to install it). Time is the process's own, so that
+a busy neighbour costs little.
 
-    python -m benchmarks.serve_store [--tasks 1000] [--rounds 30] [--json FILE]
+    python -m benchmarks.serve_store [--tasks 1000] [--rounds 150] [--json FILE]
     python -m benchmarks.serve_store table     # of the committed record, into docs/serving.md
 """
 
@@ -28,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.pretrained import efficientnet
 from halrp import Halrp, Learner, Recipe, Store, StorePredictor
 from halrp.lab import backbones
 from halrp.lab.report import documents
@@ -59,7 +61,13 @@ def depthwise() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, CLASSES))
 
 
-NETWORKS: dict[str, Callable[[], nn.Module]] = {"lenet": lambda: backbones.build("lenet"), "depthwise": depthwise}
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "lenet": lambda: backbones.build("lenet"),
+    "depthwise": depthwise,
+    "efficientnet-lite0": lambda: efficientnet.load(None, 32),
+}
+HEADS = {"efficientnet-lite0": nn.Linear(1280, CLASSES)}
+"""Of networks that give features."""
 
 
 def store_of(network: str, tasks: int, budget: int, folder: Path) -> None:
@@ -67,7 +75,8 @@ def store_of(network: str, tasks: int, budget: int, folder: Path) -> None:
     torch.manual_seed(0)
     method = Halrp.budget(bytes_per_task=budget)
     recipe = Recipe(epochs=1, batch=32)
-    learner = Learner(NETWORKS[network](), base="given", method=method, recipe=recipe, progress=None)
+    head = HEADS.get(network)
+    learner = Learner(NETWORKS[network](), head=head, base="given", method=method, recipe=recipe, progress=None)
     delta = learner.learn("task", (X, torch.arange(ROWS) % CLASSES))
     deltas = [replace(delta, task=f"task {number}") for number in range(tasks)]
     Store(folder).commit(learner._committed.ready, deltas)
@@ -104,14 +113,17 @@ def opening(way: str, folder: Path, times: int = 3) -> dict[str, Any]:
     return {key: way if key == "way" else statistics.median(run[key] for run in runs) for key in runs[0]}
 
 
-def mixed(network: str, folder: Path, tasks: int, rounds: int) -> dict[str, Any]:
-    """Milliseconds of mixed batches of random tasks, in each way, and the ratio of the chosen way to the better one."""
+def mixed(network: str, folder: Path, tasks: int, present: int, rounds: int) -> dict[str, Any]:
+    """Milliseconds of mixed batches of random tasks, in each way, and the ratio of the chosen way to the better one.
+
+    `present` of the tasks are in each batch. The first batches, in which ways are timed, do not count.
+    """
     ways: tuple[Mixed, ...] = ("fastest", "one pass", "task by task")
     predictors = {way: StorePredictor.open(folder, NETWORKS[network](), mixed=way) for way in ways}
     draw = random.Random(0)
     seconds: dict[Mixed, list[float]] = {way: [] for way in ways}
     for number in range(-6, rounds):
-        chosen = draw.sample(range(tasks), min(tasks, 16))
+        chosen = draw.sample(range(tasks), present)
         names = [f"task {draw.choice(chosen)}" for _ in range(ROWS)]
         for way in sorted(ways, key=lambda _: draw.random()):
             start = time.process_time()
@@ -121,7 +133,7 @@ def mixed(network: str, folder: Path, tasks: int, rounds: int) -> dict[str, Any]
     medians: dict[str, float] = {way: 1e3 * statistics.median(values) for way, values in seconds.items()}
     means = {way: statistics.fmean(values) for way, values in seconds.items()}
     best = min(means["one pass"], means["task by task"])
-    return {"network": network, "tasks": tasks, **medians, "mean to best": means["fastest"] / best}
+    return {"network": network, "tasks": tasks, "present": present, **medians, "mean to best": means["fastest"] / best}
 
 
 def resident(folder: Path, tasks: int) -> dict[str, Any]:
@@ -143,10 +155,12 @@ def parts(record: dict[str, Any]) -> dict[str, Callable[[], str]]:
 def tables(record: dict[str, Any]) -> dict[str, str]:
     """The tables as Markdown."""
     columns = ("fastest", "one pass", "task by task")
-    mixed_rows = [
-        f"| {row['network']} | {' | '.join(f'{row[way]:.0f}' for way in columns)} | {row['mean to best']:.2f} |"
-        for row in record["mixed"]
-    ]
+    mixed_rows = []
+    for row in record["mixed"]:
+        times = " | ".join(f"{row[way]:.0f}" for way in columns)
+        mixed_rows.append(
+            f"| {row['network']} | {row['present']} of {row['tasks']} | {times} | {row['mean to best']:.2f} |"
+        )
     opening_rows = [
         f"| `{row['way']}` | {row['seconds']:.2f} | {row['first prediction']:.3f} | {row['megabytes']:.0f} |"
         for row in record["opening"]
@@ -156,8 +170,8 @@ def tables(record: dict[str, Any]) -> dict[str, str]:
     return {
         "serve-mixed": "\n".join(
             [
-                "| network | chosen (median) | one pass | task by task | mean of chosen to that of the better one |",
-                "| --- | ---: | ---: | ---: | ---: |",
+                "| network | tasks in a batch | chosen | one pass | task by task | mean, chosen to better |",
+                "| --- | ---: | ---: | ---: | ---: | ---: |",
                 *mixed_rows,
             ]
         ),
@@ -182,7 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("step", nargs="?", choices=("measure", "table"), default="measure")
     parser.add_argument("--tasks", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=150)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.step == "table":
@@ -191,11 +205,16 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
-        many, few = Path(name) / "many", Path(name) / "few"
+        many = Path(name) / "many"
         store_of("lenet", options.tasks, 20_000, many)
-        store_of("depthwise", 32, 60_000, few)
+        store_of("depthwise", 32, 60_000, Path(name) / "depthwise")
+        store_of("efficientnet-lite0", 8, 100_000, Path(name) / "efficientnet")
         openings = [opening(way, many) for way in ("StorePredictor.open", "Learner.load")]
-        batches = [mixed("lenet", many, 32, options.rounds), mixed("depthwise", few, 32, options.rounds)]
+        batches = [
+            mixed("lenet", many, 32, 16, options.rounds),
+            mixed("depthwise", Path(name) / "depthwise", 32, 16, options.rounds),
+            mixed("efficientnet-lite0", Path(name) / "efficientnet", 8, 4, options.rounds),
+        ]
         memory = resident(many, options.tasks)
     record = {"torch": torch.__version__, "tasks": options.tasks, "opening": openings}
     record |= {"mixed": batches, "resident": memory}

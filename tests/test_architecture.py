@@ -27,7 +27,7 @@ LIBRARY = (
     ("halrp.committed", "halrp.task_setup"),
     ("halrp.managed",),
     ("halrp.learner", "halrp.parallel", "halrp.callbacks"),
-    ("halrp.tools", "halrp.sklearn"),
+    ("halrp.tools", "halrp.sklearn", "halrp.server"),
 )
 """The library's rooms, each line above the one before it. A module imports from its own line and from lines before."""
 
@@ -132,6 +132,16 @@ def test_reading_results_needs_neither_torch_nor_methods(light: str) -> None:
 def test_predicting_needs_no_training_code() -> None:
     modules = loaded_after(*(name for name in MODULES if room(name) == "halrp.serve"))
     assert not [name for name in modules if name.startswith(("halrp.training", "halrp.method", "halrp.learner"))]
+
+
+def test_the_server_needs_no_training_code() -> None:
+    modules = loaded_after(*(name for name in MODULES if room(name) == "halrp.server"))
+    assert not [name for name in modules if name.startswith(("halrp.training", "halrp.method", "halrp.learner"))]
+
+
+def test_only_the_server_loads_a_web_framework() -> None:
+    names = [n for n in MODULES if room(n) in {r for rooms in LIBRARY for r in rooms} and room(n) != "halrp.server"]
+    assert loaded_after(*names).isdisjoint({"starlette", "uvicorn"})
 
 
 def test_the_version_needs_nothing() -> None:

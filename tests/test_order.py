@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from halrp import Delta, Halrp, Learner, Progress
+from halrp import Delta, Halrp, Learner, Progress, WarmUp
 from halrp.errors import BudgetTooSmall, DivergedError
 from halrp.training.recipe import Recipe
 from tests.helpers import FAST, digest, net, tiny_task
@@ -199,7 +200,7 @@ def test_an_interrupt_while_the_base_is_committed_leaves_no_base(monkeypatch: py
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({"recipe": Recipe(epochs=2, batch=8, lr=1e20), "method": ROOMY}, DivergedError),
+        ({"recipe": Recipe(epochs=2, batch=8, lr=1e20), "method": replace(ROOMY, start=WarmUp())}, DivergedError),
         ({"recipe": FAST, "method": Halrp.budget(10)}, BudgetTooSmall),
     ],
 )

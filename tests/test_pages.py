@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,18 @@ LINK = re.compile(r"\]\(([\w./-]*)(?:#([\w-]+))?\)")
 PAGES = ("guide.md", "serving.md", "tasks.md", "training.md", "transformers.md", "vision.md")
 
 
-def run(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Run all Python of a page in one namespace, in an empty folder, and return its names."""
-    blocks = BLOCK.findall((DOCS / page).read_text("utf-8"))
+def run(
+    page: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str | None = None,
+    earlier: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Run all Python of a page, or of a part of its text, in one namespace, in a folder, and return its names."""
+    blocks = BLOCK.findall((DOCS / page).read_text("utf-8") if text is None else text)
     assert blocks
     monkeypatch.chdir(folder)
-    names: dict[str, Any] = {"__name__": f"page {page}"}
+    names: dict[str, Any] = {"__name__": f"page {page}"} if earlier is None else earlier
     with torch.random.fork_rng([]):
         for number, block in enumerate(blocks):
             exec(compile(block, f"{page}, block {number + 1}", "exec", dont_inherit=True), names)
@@ -63,14 +71,28 @@ def test_the_page_on_training(
 def test_the_page_on_serving(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    names = run("serving.md", tmp_path, monkeypatch)
+    pytest.importorskip("tritonclient")
+    text = (DOCS / "serving.md").read_text("utf-8")
+    before, after = text.split("## Over HTTP")
+    names = run("serving.md", tmp_path, monkeypatch, before)
+    [model] = [block for block in BLOCK.findall(after) if block.startswith("# my_models.py")]
+    (tmp_path / "my_models.py").write_text(model)
+    [command] = re.findall(r"^halrp (serve store --model my_models:build --input .+)$", after, re.MULTILINE)
+    arguments = [sys.executable, "-m", "halrp", *command.split(), "--port", "0"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            address = server.stdout.readline().split()[-1].removeprefix("http://")
+            run("serving.md", tmp_path, monkeypatch, after.replace("127.0.0.1:8000", address), names)
+        finally:
+            server.terminate()
     printed = capsys.readouterr().out
     assert len(re.findall(r"'(?:low|high)'", printed.splitlines()[0])) == 4
     assert "Changes(added=(), removed=(), replaced=('west',))" in printed
     assert set(names["predictor"].resident) == {"north", "south", "east", "west"}
-    torch.testing.assert_close(
-        names["mixed"], names["learner"].predict(names["x"], names["rows"]), rtol=1e-5, atol=1e-5
-    )
+    expected = names["learner"].predict(names["x"], ["north", "south", "east"] * 32)
+    torch.testing.assert_close(names["mixed"], expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(names["result"], names["learner"].predict(names["x"], "south"))
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ from halrp.lab.data.download import RetryPolicy
 from halrp.lab.presets import sweep_file
 from halrp.lab.records import schema, state_file
 from halrp.lab.report import script_library
+from halrp.server import tokens
+from halrp.server.limits import Limits
 from halrp.store import atomic, manifest, signing
 
 ROOT = Path(__file__).parent.parent
@@ -37,6 +39,8 @@ MIB = 1 << 20
             "notes of the cache and of downloads",
             (f"{cache.LARGEST_NOTE // MIB} MiB", f"{transfer.LARGEST_NOTE >> 10} KiB"),
         ),
+        ("request to a server", tuple(f"{n // MIB} MiB" for n in (Limits.body, Limits.text, Limits.bodies))),
+        ("file of tokens", (f"{tokens.LARGEST // MIB} MiB",)),
         ("cached script of the report", (f"{script_library.LARGEST // MIB} MiB",)),
     ],
 )

@@ -127,5 +127,13 @@ class CompileWarning(HalrpWarning):
     """A training step cannot be compiled and runs as it is."""
 
 
+class DivergedWarning(HalrpWarning):
+    """Fine-tuning diverged on a given base, so that the probe, where it began, is committed."""
+
+
+class NotLearnedWarning(HalrpWarning):
+    """A task is about to be committed whose score on validation data is no better than that of a constant answer."""
+
+
 class RunStateWarning(CheckpointWarning):
     """The state of an interrupted run of the laboratory cannot be used, so that its cell starts again."""

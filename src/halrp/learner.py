@@ -19,8 +19,9 @@ from halrp import parallel, seeding
 from halrp.committed import Committed
 from halrp.errors import HeadError, SettingError, WrongBaseError
 from halrp.managed import Managed
-from halrp.method.fine_tune import fine_tune, is_clearly_worse
+from halrp.method.fine_tune import fine_tune, is_clearly_worse, or_its_start
 from halrp.method.method import Halrp
+from halrp.method.outcome import measured, outcome_of, reporting, warn_of_a_guess
 from halrp.method.pack import packed
 from halrp.method.start_choice import start_of
 from halrp.model import views
@@ -237,7 +238,9 @@ class Learner(Managed):
         training.run()
         check.base(initial, net)
         base = Base(net, plan, initial.channels_last, initial)
-        delta = Delta.pack(setup.description(run), base.layout, {}, {})
+        outcome = measured(run, net)
+        delta = reporting(Delta.pack(setup.description(run), base.layout, {}, {}), outcome)
+        warn_of_a_guess(run, outcome)
         self._committed.commit(base, {run.task: delta}, run.task, processes=run.processes)
         run.finish()
         return delta
@@ -255,10 +258,11 @@ class Learner(Managed):
         starts, owned = start(base, method, run, check, costs)
         base_size = Size(base.parameter_count, base.size.bytes)
         # Fine-tune what the task owns.
-        tuned = fine_tune(base, method, starts, owned, run, trains)
+        tuned = or_its_start(base, method, fine_tune(base, method, starts, owned, run, trains), owned, run)
         # Check, compress and commit.
         check.delta(base, tuned.net, tuned.factors, tuned.owned)
         delta = packed(setup.description(run, tuned.view), base, method, tuned, run)
+        warn_of_a_guess(run, outcome_of(delta.provenance))
         late = sorted(tuned.owned.keys() - owned.keys() - tuned.start.dense.keys() - tuned.start.small.keys())
         method.allocate.check(Size(delta.parameters, delta.bytes), base_size, late)
         tasks = self._compressed({**self.tasks, name: delta}, name, base.parameter_count)

@@ -215,9 +215,10 @@ class TaskSetup:
         )
 
     def _outcome(self, run: TaskRun, view: str) -> dict[str, str]:
-        """Room for what a task gains over its start, where that is measured."""
-        reports = view and run.data.val is not None and start_of(self.method, self.body).reports
-        return {outcome.KEY: outcome.BLANK} if reports else {}
+        """Room for the score of a task on its validation data, and for what it gains over its start."""
+        if not view or run.data.val is None:
+            return {}
+        return {outcome.KEY: outcome.BLANK if start_of(self.method, self.body).reports else outcome.BLANK_END}
 
     def provenance(self, data: TaskData) -> dict[str, Any]:
         """How a task is learned."""

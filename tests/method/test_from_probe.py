@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from halrp import Delta, Flat, FromProbe, Halrp, Learner, Progress, Recipe
 from halrp.errors import BudgetTooSmall
 from halrp.method import probe
+from halrp.method.budget import Budget
 from halrp.method.from_probe import OFFERS
 from halrp.method.outcome import outcome_of
 from halrp.method.start import Starts
@@ -120,6 +121,7 @@ def test_a_head_that_is_not_fitted_is_drawn() -> None:
         result = learner("mlp", replace(ROOMY, start=FromProbe(head=head)))
         outcome = outcome_of(result.learn("a", tiny_task("mlp"), val=tiny_task("mlp")).provenance)
         assert outcome is not None
+        assert outcome.start is not None
         probes[head] = outcome.start
     assert probes["probe"].loss < 0.5 * probes["random"].loss
 
@@ -177,6 +179,24 @@ def test_running_statistics_never_change(validated: bool) -> None:
     for name, buffer in net("conv").named_buffers():
         assert torch.equal(module.get_buffer(name), buffer)
     assert not any("running" in key or "num_batches" in key for key in delta.precisions)
+
+
+def test_a_task_may_have_its_own_running_statistics_which_its_budget_pays_for(tmp_path: Path) -> None:
+    data = tiny_task("conv")
+    statistics = {name for name, _ in net("conv").named_buffers()}
+    for budget in (3_000, 6_000):
+        method = replace(Halrp.budget(budget), start=FromProbe(statistics="own", held_out=0))
+        result = learner("conv", method, LONGER)
+        delta = result.learn("a", data)
+        assert delta.bytes == len(task_file.write(delta)) <= budget
+        assert statistics <= {name_of(key) for key in delta.precisions}
+        assert not torch.equal(delta.owned["norm.running_mean"], net("conv").get_buffer("norm.running_mean"))
+        assert delta.precisions["plain/norm.running_var"] == "bfloat16"
+    result.save(tmp_path)
+    loaded = Learner.load(tmp_path, net("conv"))
+    assert torch.equal(loaded.predict(data[0], "a"), result.predict(data[0], "a"))
+    with pytest.raises(BudgetTooSmall, match=r"running_(mean|var)"):
+        learner("conv", replace(method, allocate=Budget(bytes=1_000))).learn("a", data)
 
 
 @pytest.mark.parametrize("part", OFFERS)
@@ -305,6 +325,7 @@ def test_with_validation_data_no_committed_task_scores_less_than_the_probe(kind:
         delta, at_probe = (each.learn("a", **data) for each in (result, still))
         outcome = outcome_of(delta.provenance)
         assert outcome is not None
+        assert outcome.start is not None
         # The probe's own score is before its head is rounded to int8, which may change an example.
         assert score(result, data) >= min(outcome.start.score, score(still, data)) - 1e-4
         assert score(result, data) == pytest.approx(outcome.end.score, abs=1e-4)

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from halrp import Flat, Halrp
+from halrp import Flat
 from halrp.method import weight_gradients
+from halrp.method.budget import Budget
 from halrp.method.weight_gradients import (
     Components,
     Sketched,
@@ -214,9 +215,9 @@ def test_a_views_matrix_is_the_slope_along_weights_of_unit_norm_of_its_form(view
 
 def test_large_weights_are_sketched_and_small_ones_summed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_gradients, "SUMMED", 500)
-    method, size = Halrp.budget(10_000), Size(1000, 4000)
+    budget, size = Budget(10_000), Size(1000, 4000)
     kinds = [
-        type(new_gradient("w", torch.zeros(20, columns), ("full",), 4, method, size, (0, "b", "t")))
+        type(new_gradient("w", torch.zeros(20, columns), ("full",), 4, budget, "int8", size, (0, "b", "t")))
         for columns in (25, 26)
     ]
     assert kinds == [Summed, Sketched]
@@ -226,7 +227,7 @@ def test_large_weights_are_sketched_and_small_ones_summed(monkeypatch: pytest.Mo
 def test_no_more_components_are_looked_for_than_the_budget_pays_for(limit: int, most: int) -> None:
     # In int8 a component of (20, 30) takes 20 + 30 bytes and two scales of 4 bytes, or a little less.
     weight = torch.zeros(20, 30, dtype=F64)
-    gradient = new_gradient("w", weight, ("full",), 6, Halrp.budget(limit), Size(1, 1), (0, "b", "t"))
+    gradient = new_gradient("w", weight, ("full",), 6, Budget(limit), "int8", Size(1, 1), (0, "b", "t"))
     assert isinstance(gradient, Summed)
     components = given(gradient, batches((20, 30), 2, 0), batches((20, 30), 2, 1)).components("full")
     assert abs(len(components.scores) - most) <= (1 if limit == 200 else 0)
@@ -245,9 +246,8 @@ def test_components_start_at_p_zero_with_rows_of_norm_c_to_the_quarter() -> None
 def test_a_weight_may_be_dense_only_where_its_view_can_express_it() -> None:
     weight = torch.zeros(4, 3, 3, 3, dtype=F64)
     first, second = batches((4, 3, 3, 3), 2, 0), batches((4, 3, 3, 3), 2, 1)
-    method = Halrp(allocate=Flat(2))
     full, mean_view = (
-        options_of(summed((4, 3, 3, 3), first, second, view=view), weight, method) for view in ("full", "mean")
+        options_of(summed((4, 3, 3, 3), first, second, view=view), weight, Flat(2), "int8") for view in ("full", "mean")
     )
     assert full.may_be_dense
     assert not mean_view.may_be_dense
@@ -258,7 +258,7 @@ def test_the_recovered_share_is_that_of_the_chosen_components() -> None:
     weight = torch.zeros(12, 9, dtype=F64)
     signal = low_rank((12, 9), 3)
     gradient = given(Summed(weight, {"full": 3}), batches((12, 9), 2, 0, signal, 0), batches((12, 9), 2, 1, signal, 0))
-    options = options_of(gradient.components("full"), weight, Halrp(allocate=Flat(2)))
+    options = options_of(gradient.components("full"), weight, Flat(2), "int8")
     total = float(options.scores.sum() + options.rest)
     for rank in range(4):
         layer = recovered_of(options, gradient.importance, rank)

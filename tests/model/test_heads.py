@@ -242,9 +242,7 @@ def test_names_of_tasks_may_be_an_array_as_a_list_or_a_tuple(learned: Learner) -
 @pytest.mark.parametrize("lr", [1e6, 1e12, 1e20, 1e30])
 @pytest.mark.parametrize("kind", ["mlp", "conv"])
 def test_a_learning_rate_that_is_far_too_high_is_reported_as_divergence(kind: str, lr: float) -> None:
-    # Without a free warm-up fewer weights grow, and numbers of 1e25 are still finite.
-    starts = [replace(METHOD, start=WarmUp()), *([METHOD] if lr > 1e6 else [])]
-    for method in (*starts, replace(METHOD, decompose=Whitened())):
+    for method in (replace(METHOD, start=WarmUp()), replace(METHOD, decompose=Whitened())):
         learner = Learner(net(kind), method=method, recipe=Recipe(epochs=2, batch=8, lr=lr), base="given")
         with pytest.raises(DivergedError, match=r"lower (Recipe\(lr=|the learning rate)"):
             learner.learn("a", tiny_task(kind), val=tiny_task(kind, 1))

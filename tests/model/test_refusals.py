@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from halrp import Halrp, Learner, Recipe
+from halrp import Halrp, Learner, Recipe, WarmUp
 from halrp.errors import (
     BatchOfOneError,
     BudgetTooSmall,
@@ -198,7 +199,8 @@ def test_a_budget_too_small_names_the_minimum_which_then_suffices(kind: str, uni
 
 @pytest.mark.parametrize("base", ["first", "given"])
 def test_training_that_diverges_is_reported_and_leaves_no_trace(base: Any) -> None:
-    learner = Learner(net("mlp"), recipe=Recipe(epochs=3, batch=8, lr=1e25), method=ROOMY, base=base)
+    method = replace(ROOMY, start=WarmUp())
+    learner = Learner(net("mlp"), recipe=Recipe(epochs=3, batch=8, lr=1e25), method=method, base=base)
     before = state(learner)
     with pytest.raises(DivergedError, match=r"a: the loss became (nan|inf) in epoch .*lower Recipe\(lr="):
         learner.learn("a", tiny_task("mlp", 0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from halrp.serve.costs import SHARE, TRIALS, WAYS, Costs, Way, bucket
+from halrp.serve.costs import MOST_SIZES, SHARE, TRIALS, WAYS, Costs, Way, bucket
 
 
 def run(costs: Costs, seconds: dict[Way, float], calls: int, size: str = "size") -> list[Way]:
@@ -40,7 +40,7 @@ def test_a_way_that_becomes_faster_is_noticed() -> None:
 
 def test_a_single_slow_call_does_not_change_the_choice() -> None:
     costs = Costs()
-    run(costs, {"one pass": 1.0, "task by task": 1.5}, 10)
+    run(costs, {"one pass": 1.0, "task by task": 3.0}, 10)
     costs.add("size", "one pass", 1000.0)
     assert costs.choose("size") == "one pass"
 
@@ -51,3 +51,10 @@ def test_sizes_are_apart_and_rounded_to_powers_of_two() -> None:
     assert costs.seconds("large") == {}
     assert costs.seconds("small")["one pass"] == 1.0
     assert [bucket(n) for n in (1, 2, 3, 4, 5, 64, 65)] == [1, 2, 4, 4, 8, 64, 128]
+
+
+def test_a_stranger_cannot_make_it_remember_without_end() -> None:
+    costs = Costs()
+    for number in range(MOST_SIZES + 10):
+        costs.choose(number)
+    assert len(costs._sizes) <= MOST_SIZES

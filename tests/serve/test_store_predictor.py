@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 
 from halrp import Halrp, Learner, Store, StorePredictor, WarmUp
 from halrp.errors import DamagedError, DataError, SettingError, StoreChangedError, UnknownTaskError, WrongBaseError
+from halrp.serve.loaded import LoadedTask
 from halrp.store.changes import Changes
 from halrp.store.folder import MANIFEST
 from tests.helpers import FAST, net, tiny_task
@@ -248,3 +251,21 @@ def test_a_task_that_was_learned_with_a_transform_is_refused_without_it(tmp_path
         StorePredictor.open(tmp_path, net("mlp")).predict(x, "a")
     same = StorePredictor.open(tmp_path, net("mlp"), transform=halved).predict(x, "a")
     assert torch.equal(same, learner.predict(x, "a"))
+
+
+def test_tasks_that_were_dropped_are_gone_also_from_mixed_networks(folder: Path) -> None:
+    writer = Learner.load(folder, net("conv"), recipe=FAST, method=roomy())
+    base, delta = writer._committed.ready, writer.tasks["t1"]
+    names = [f"copy {number}" for number in range(24)]
+    Store(folder).commit(base, [replace(delta, task=name) for name in names])
+    predictor = opened(folder, mixed="one pass")
+    [task] = predictor.select(["t1"]).values()
+    predictor = opened(folder, mixed="one pass", memory=6 * task.delta_bytes)
+    alive: list[weakref.ref[LoadedTask]] = []
+    for start in range(0, len(names), 2):
+        pair = names[start : start + 2]
+        alive.extend(weakref.ref(each) for each in predictor.select(pair).values())
+        predictor.predict(X[:4], pair * 2)
+    gc.collect()
+    assert len({each() for each in alive if each() is not None}) <= 8  # six in memory, and a roster of few
+    assert len(predictor.resident) <= 6

@@ -163,5 +163,7 @@ def test_the_statistics_of_a_norm_in_a_new_head_are_counted_where_the_base_has_o
     kinds = [{row.name: row.kind for row in each.rows}["2.1.running_mean"] for each in (new, run)]
     assert kinds == ["shared", "owned"]
     refused = Learner(model(9.0), head="2", method=Halrp.budget(10), base="given")
-    with pytest.raises(BudgetTooSmall, match=f"at least {run.fixed_bytes:,}"):
+    with pytest.raises(BudgetTooSmall, match="at least") as refusal:
         refused.learn("n" * 40, tiny_task("mlp"), val=tiny_task("mlp"))
+    least = int(str(refusal.value).split("at least ")[1].split(", use")[0].replace(",", ""))
+    assert run.fixed_bytes - 8 <= least <= run.fixed_bytes  # a header has whole words, and this recipe a shorter text

@@ -89,10 +89,8 @@ def test_a_store_shows_where_the_bytes_go_and_what_training_gained(tmp_path: Pat
         assert sum(group["bytes"] for group in task["groups"].values()) == task["bytes"] == learner.tasks[name].bytes
     outcome = tasks["compared"]["outcome"]
     assert outcome["text"].startswith("probe ")
-    assert (
-        compared.provenance[KEY]
-        == Outcome(Validation(**outcome["start"]), Validation(**outcome["end"]), outcome["epoch"]).text()
-    )
+    start, end = Validation(**outcome["start"]), Validation(**outcome["end"])
+    assert compared.provenance[KEY] == Outcome(start, end, outcome["epoch"], outcome["guess"]).text()
     assert tasks["alone"]["outcome"] is None
     shown = invoke(app, "inspect", tmp_path)
     assert f"compared: {outcome['text']}" in shown.out

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from halrp._version import __version__
-from halrp.cli import lists, manage, run, signing, store
+from halrp.cli import lists, manage, run, serve, signing, store
 from halrp.cli.data import app as data_app
 from halrp.cli.report import report
 from halrp.cli.results import results
@@ -62,7 +62,7 @@ app = typer.Typer(
     epilog="Exit codes: 0 success, 1 a negative answer (refused model, damaged store), 2 a mistake, 130 interrupted.",
 )
 app.add_typer(data_app, name="data")
-for commands in (store.COMMANDS, manage.COMMANDS, signing.COMMANDS, run.COMMANDS, lists.COMMANDS):
+for commands in (store.COMMANDS, manage.COMMANDS, signing.COMMANDS, serve.COMMANDS, run.COMMANDS, lists.COMMANDS):
     for name, command in commands.items():
         app.command(name)(command)
 app.command("results")(results)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -11,7 +12,9 @@ from torch import Tensor, nn
 
 from halrp import seeding
 from halrp.checks import is_whole
+from halrp.errors import DivergedError, DivergedWarning
 from halrp.method.method import Halrp
+from halrp.method.outcome import Outcome, measured
 from halrp.method.start import Start
 from halrp.model.base import Base
 from halrp.model.factors import Factors
@@ -20,7 +23,7 @@ from halrp.training.evaluate import evaluate
 from halrp.training.groups import Group, Kind, by_kind, by_role, by_unit
 from halrp.training.loop import Training
 from halrp.training.run import TaskRun
-from halrp.training.stopping import Validation
+from halrp.training.stopping import Validation, is_better
 
 
 class FineTuning(NamedTuple):
@@ -52,6 +55,10 @@ class FineTuned(NamedTuple):
     """The same at the end of training, even if the start is better."""
     head: Mapping[str, Tensor] = MappingProxyType({})
     """The head at the start."""
+    diverged: bool = False
+    """Whether training diverged, so that this is the start."""
+    outcome: Outcome | None = None
+    """What this has on the validation data, where the start is of no use."""
 
 
 def fine_tune(
@@ -64,7 +71,7 @@ def fine_tune(
 ) -> FineTuned:
     """Fine-tune from each view's start for a while, then to the end from the one with the lowest validation loss.
 
-    Unless it `trains`, the network is left at its start.
+    Unless it `trains`, the network is left at its start, and so it is if training diverges from a solution.
     """
     variants = [prepare(base, method, view, start, owned, run.data.width) for view, start in starts.items()]
     trainings = [_training(base, method, variant, run) for variant in variants]
@@ -73,8 +80,35 @@ def fine_tune(
     variant, training = variants[best], trainings[best]
     del variants, trainings  # the other's network and moments need not stay in memory
     if trains:
-        training.run()
-    return _result(base, variant, training, owned)
+        try:
+            training.run()
+        except DivergedError as error:
+            at_start, _ = training.compared
+            if not variant.start.is_solution or (at_start is not None and not math.isfinite(at_start.loss)):
+                raise
+            message = f"{error}. The probe is committed in its place: the head alone, on the features of the base"
+            warnings.warn(message, DivergedWarning, stacklevel=2)
+            return _at_start(base, method, variant, owned, run)._replace(at_start=at_start, diverged=True)
+    return _result(base, variant, owned, training.best_epoch, training.compared)
+
+
+def or_its_start(base: Base, method: Halrp, tuned: FineTuned, owned: Mapping[str, Tensor], run: TaskRun) -> FineTuned:
+    """A fine-tuned network with its outcome; where training left no more than a guess, the start if that is better.
+
+    One that started at a solution is left as it is: it is compared with that in any case.
+    """
+    outcome = None if tuned.start.is_solution else measured(run, tuned.net)
+    if outcome is None:
+        return tuned
+    if outcome.is_guess:
+        start = _at_start(base, method, tuned, owned, run)
+        validation = run.validation(start.net)
+        is_start_better = validation is not None and is_better(validation, outcome.end)
+        if validation is not None and (
+            is_start_better if run.processes is None else run.processes.first(is_start_better)
+        ):
+            tuned, outcome = start, outcome._replace(end=validation)
+    return tuned._replace(outcome=outcome)
 
 
 def _training(base: Base, method: Halrp, variant: FineTuning, run: TaskRun) -> Training:
@@ -82,14 +116,16 @@ def _training(base: Base, method: Halrp, variant: FineTuning, run: TaskRun) -> T
     groups = by_kind(variant.groups, _kinds(base, variant), run.recipe)
     if run.recipe.balanced_steps and variant.start.units:
         groups = by_unit(groups, _units(variant))
-    solved = variant.start.is_solution
+    solved, frozen = variant.start.is_solution, variant.start.freezes_statistics
     epochs = run.recipe.epochs - (0 if solved else method.warm_up)
-    stage, options = f"fine-tune: {variant.view}", {"frozen_statistics": solved, "keep_best": solved}
+    stage, options = f"fine-tune: {variant.view}", {"frozen_statistics": frozen, "keep_best": solved}
     return run.training(stage, variant.net, groups, epochs, drops=True, **options)
 
 
 def is_clearly_worse(tuned: FineTuned, run: TaskRun) -> bool:
-    """Whether training lowered the score on validation data by more than chance would on so few of them."""
+    """Whether training diverged, or lowered the score on validation data by more than chance would on so few."""
+    if tuned.diverged:
+        return True
     if tuned.at_start is None or tuned.at_end is None or run.data.val is None:
         return False
     return tuned.at_end.score < tuned.at_start.score - 0.5 / math.sqrt(run.data.val.examples)
@@ -171,12 +207,26 @@ def _lowest_validation_loss(trainings: Sequence[Training], trial: float, val: Da
     return best
 
 
-def _result(base: Base, variant: FineTuning, training: Training, head: Mapping[str, Tensor]) -> FineTuned:
+def _at_start(
+    base: Base, method: Halrp, variant: FineTuning | FineTuned, owned: Mapping[str, Tensor], run: TaskRun
+) -> FineTuned:
+    """What a task owns before the first epoch."""
+    again = prepare(base, method, variant.view, variant.start, owned, run.data.width)
+    again.net.eval()
+    return _result(base, again, owned, 0)
+
+
+def _result(
+    base: Base,
+    variant: FineTuning,
+    head: Mapping[str, Tensor],
+    epoch: int,
+    compared: tuple[Validation | None, Validation | None] = (None, None),
+) -> FineTuned:
     owned = {n: t.detach() for n, t in variant.owned.items() if isinstance(t, nn.Parameter)}
     factors = {n: f.map(lambda tensor: tensor.detach()) for n, f in variant.factors.items()}
     owned |= base.changed_buffers(variant.net)
-    outcome = training.best_epoch, *training.compared
-    return FineTuned(variant.view, variant.start, factors, owned, variant.net, *outcome, head)
+    return FineTuned(variant.view, variant.start, factors, owned, variant.net, epoch, *compared, head)
 
 
 def _parameters(tensors: Iterable[Tensor]) -> list[nn.Parameter]:

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping
-from dataclasses import MISSING, dataclass, fields
-from typing import Literal
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -24,6 +24,7 @@ from torch import nn
 from halrp.checks import is_number
 from halrp.errors import SettingError
 from halrp.method import offers, probe
+from halrp.method.bits import BITS, Bits, Choice, choose
 from halrp.method.method import Halrp, StartRule
 from halrp.method.protocols import LayerOptions
 from halrp.method.start import Least, Start, Starts
@@ -36,11 +37,13 @@ from halrp.model.commit_check import CommitCheck
 from halrp.model.delta import Recovered
 from halrp.model.factors import Factors, identity_factors
 from halrp.model.layers.registry import family_for
+from halrp.model.plan import trained_buffers
 from halrp.model.size import Size
 from halrp.training import held_out
 from halrp.training.batches import Loaded
 from halrp.training.distributed import agreed
 from halrp.training.groups import Group
+from halrp.training.recipe import LATER
 from halrp.training.run import TaskRun
 from halrp.training.shared_data import whole
 
@@ -61,7 +64,7 @@ class FromProbe(StartRule):
     parts: tuple[str, ...] = OFFERS
     """What may be stored besides the head."""
     precision: Precision = "int8"
-    """How scales, norms, biases and the head are stored, as differences to the base's; components have the method's."""
+    """How scales, norms, biases and the head are stored, as differences to the base's."""
     redundant: bool = False
     """Whether row scales and biases are offered also where a norm with its own scale and shift follows."""
     held_out: float = 0.2
@@ -71,6 +74,12 @@ class FromProbe(StartRule):
     """The most examples whose gradients are taken, in batches spread over one pass."""
     components: int = 64
     """The most components of a layer that are considered."""
+    bits: Bits | None = field(default=None, metadata=LATER)
+    """How components and dense weights are stored: None is the method's precision, and "mixed" is int4 or int8 for each
+    weight, whichever is worth more."""
+    statistics: Literal["base", "own"] = field(default="base", metadata=LATER)
+    """Whether norms normalise by the running statistics of the base, or by those of the batch, and the task stores its
+    own, which the budget then pays for in any case."""
 
     def __post_init__(self) -> None:
         """Refuse what is not known, and numbers that leave nothing."""
@@ -86,7 +95,8 @@ class FromProbe(StartRule):
         unknown = [part for part in self.parts if part not in OFFERS]
         if unknown:
             raise SettingError(f"FromProbe(parts={self.parts!r}) has {unknown[0]!r}; choose from {', '.join(OFFERS)}")
-        choices = {"head": ("probe", "random"), "precision": codec.PRECISIONS}
+        choices = {"head": ("probe", "random"), "precision": codec.PART_PRECISIONS, "bits": (None, *BITS)}
+        choices["statistics"] = ("base", "own")
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise SettingError(
@@ -114,12 +124,17 @@ class FromProbe(StartRule):
             )
 
     def least(self, base: Base, costs: Costs, classes: int, view: str) -> Least:
-        """The head."""
-        return Least(costs.parts(view, classes, self.precision), {})
+        """The head, and the task's own statistics."""
+        return Least(self._with_statistics(base, costs).parts(view, classes, self.precision), {})
+
+    def _with_statistics(self, base: Base, costs: Costs) -> Costs:
+        """The costs of a task that stores its own statistics, if it does."""
+        stored = trained_buffers(base.module) if self.statistics == "own" else frozenset()
+        return replace(costs, redrawn=costs.redrawn | stored)
 
     def __call__(self, base: Base, method: Halrp, run: TaskRun, check: CommitCheck, costs: Costs) -> Starts:
         """Return where fine-tuning starts, and what the task owns in any case: its head."""
-        net = base.owning_copy(run.data.width, *run.seed_key)
+        net, costs = base.owning_copy(run.data.width, *run.seed_key), self._with_statistics(base, costs)
         self._fit_head(base, net, run)
         head = {n: t for n, t in base.owned_tensors(net).items() if base.plan.role(n) == "head"}
         weights, size = base.adapted_weights(), Size(base.parameter_count, base.size.bytes)
@@ -141,9 +156,15 @@ class FromProbe(StartRule):
         best: tuple[float, str, Start] | None = None
         for view in views:
             layers = {n: g.components(view if kernels[n] else "full") for n, g in wanted.weights.items()}
-            large = {n: options_of(components, weights[n], method) for n, components in layers.items()}
-            priced = costs.parts(view, run.data.width, self.precision, precisions, large)
-            allocation = method.allocate.allocate({**small, **large}, priced, size)
+
+            def allocated(matrices: Mapping[str, Precision], view: str = view, layers: Any = layers) -> Choice:
+                large = {n: options_of(c, weights[n], method.allocate, matrices[n]) for n, c in layers.items()}
+                priced = costs.parts(view, run.data.width, self.precision, precisions, large, matrices)
+                options = {**small, **large}
+                return Choice(method.allocate.allocate(options, priced, size), options, matrices)
+
+            choice = choose(self.bits, method.precision, layers, allocated)
+            allocation, large = choice.allocation, {name: choice.options[name] for name in layers}
             chosen = {*stored_parts((key for key in small if allocation.ranks.get(key)), allocation.dense)}
             factors: dict[str, Factors] = {}
             for name, weight in weights.items():
@@ -158,16 +179,18 @@ class FromProbe(StartRule):
                 | {n: recovered_of(o, wanted.weights[n].importance, allocation.ranks.get(n)) for n, o in large.items()},
                 {n: o.scores for n, o in (large | small).items()},
                 parts=dict.fromkeys(sorted(chosen), self.precision)
-                | {f"plain/{n}": part_precision(base.layout.by_name[n], self.precision) for n in sorted(head)},
+                | {
+                    f"plain/{n}": part_precision(base.layout.by_name[n], self.precision)
+                    for n in sorted(head.keys() | costs.redrawn)
+                },
                 small={key[6:]: parameters[key[6:]].detach().clone() for key in sorted(chosen) if key[:6] == "plain/"},
                 is_solution=True,
+                freezes_statistics=self.statistics == "base",
                 units=_units(layers, vectors, factors),
+                matrices=choice.precisions,
             )
-            worth = sum(
-                float(o.scores[: allocation.ranks.get(n, len(o.scores))].sum()) for n, o in {**small, **large}.items()
-            )
-            if best is None or worth > best[0]:
-                best = worth, view, start
+            if best is None or choice.worth > best[0]:
+                best = choice.worth, view, start
         assert best is not None
         return Starts({best[1]: best[2]}, head)
 
@@ -218,6 +241,7 @@ class FromProbe(StartRule):
         views: Mapping[str, tuple[str, ...]],
     ) -> offers.Wanted:
         """The parts whose gradients are taken; norms do what row scales and biases of `covered` modules would do."""
+        lowest = method.precision if self.bits is None else "int8" if self.bits == "int8" else "int4"
         holders, size = dict(base.module.named_modules()), Size(base.parameter_count, base.size.bytes)
         adapted = base.adapted_weights()
         tables = {n for n in adapted if family_for(holders[n.rpartition(".")[0]]).reads_few_rows}
@@ -231,7 +255,7 @@ class FromProbe(StartRule):
             and not (p.role == "bias" and n.rpartition(".")[0] in covered)
         }
         weights = {
-            n: new_gradient(n, weight, views[n], self.components, method, size, run.seed_key)
+            n: new_gradient(n, weight, views[n], self.components, method.allocate, lowest, size, run.seed_key)
             for n, weight in adapted.items()
             if "components" in self.parts and n not in tables
         }

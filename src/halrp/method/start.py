@@ -36,8 +36,12 @@ class Start:
     """The tensors that the task owns besides those that it owns in any case."""
     units: Mapping[str, float] = field(default_factory=dict)
     """By part, the step of its entries after which the loss has changed by about one, if all of them take it."""
+    matrices: Mapping[str, Precision] = field(default_factory=dict)
+    """The precision of components and of the dense copy, by weight, where it is not the method's."""
     is_solution: bool = False
-    """Whether the network is of use as it is: then it is trained over frozen statistics, and to nothing worse."""
+    """Whether the network is of use as it is: then it is trained to nothing worse."""
+    freezes_statistics: bool = False
+    """Whether norms are trained over the running statistics of the base."""
 
 
 class Starts(NamedTuple):

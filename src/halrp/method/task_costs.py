@@ -50,10 +50,12 @@ class Costs:
         head: Precision,
         small: Mapping[str, Precision] | None = None,
         weights: Collection[str] = (),
+        matrices: Mapping[str, Precision] | None = None,
     ) -> TaskCosts:
         """The costs of a task that owns a head, in that precision, and of the rest what is chosen.
 
-        That are the parts `small`, whose rank is 1 if they are chosen, and components of `weights`.
+        That are the parts `small`, whose rank is 1 if they are chosen, and components of `weights`, of which `matrices`
+        gives the precision if it is not that of all.
         """
         small = small or {}
         slots = [self.layout.by_name[name] for name in sorted(self.layout.head | self.redrawn)]
@@ -71,6 +73,7 @@ class Costs:
                 dense=dense,
                 parts=mandatory | {key: small[key] for key in chosen},
                 precision=self.precision,
+                matrices=matrices,
             )
 
         return TaskCosts([_part_cost(s, s.shape_in(classes), precisions[s.name]) for s in slots], file_bytes)

@@ -31,10 +31,11 @@ from torch import Tensor
 
 from halrp import seeding
 from halrp.method import decompose
+from halrp.method.bits import LOST
 from halrp.method.importance import at_least_float32
-from halrp.method.method import Halrp
-from halrp.method.protocols import LayerOptions
+from halrp.method.protocols import Allocator, LayerOptions
 from halrp.method.start import prices
+from halrp.model.codec import Precision
 from halrp.model.delta import Recovered
 from halrp.model.factors import Factors, identity_factors
 from halrp.model.size import Size
@@ -237,28 +238,35 @@ def as_matrix(gradient: Tensor, view: str) -> Tensor:
 
 
 def new_gradient(
-    name: str, weight: Tensor, views: Sequence[str], components: int, method: Halrp, base: Size, key: Sequence[object]
+    name: str,
+    weight: Tensor,
+    views: Sequence[str],
+    components: int,
+    allocate: Allocator,
+    precision: Precision,
+    base: Size,
+    key: Sequence[object],
 ) -> WeightGradient:
     """The gradient of a weight before a pass, of at most `components`, and no more than the budget pays for.
 
     A weight that is too large to be summed is sketched, in the view that costs least.
     """
-    limit, most = method.allocate.limit(base), {}
+    limit, most = allocate.limit(base), {}
     for view in views:
         columns = weight.shape[1] if view == "mean" else weight[0].numel()
-        price = prices(method.allocate, method.precision, weight.shape, columns, weight.element_size()).component
+        price = prices(allocate, precision, weight.shape, columns, weight.element_size()).component
         most[view] = components if limit is None else min(components, max(1, limit // price))
     if weight.numel() <= SUMMED:
         return Summed(weight, most)
     return Sketched(weight, views[0], most[views[0]], seeding.generator(*key, "sketch", name, views[0]))
 
 
-def options_of(components: Components, weight: Tensor, method: Halrp) -> LayerOptions:
-    """Scores and prices of the components of a weight, which need no scales."""
-    columns = components.v.shape[0]
-    price = prices(method.allocate, method.precision, weight.shape, columns, weight.element_size())
-    dense = columns == weight[0].numel()
-    return LayerOptions(components.scores, price.component, 0, price.weight, components.rest, may_be_dense=dense)
+def options_of(components: Components, weight: Tensor, allocate: Allocator, precision: Precision) -> LayerOptions:
+    """Scores and prices of the components of a weight in a precision; they need no scales."""
+    columns, share = components.v.shape[0], 1 - LOST.get(precision, 0.0)
+    price = prices(allocate, precision, weight.shape, columns, weight.element_size())
+    dense, scores, rest = columns == weight[0].numel(), share * components.scores, share * components.rest
+    return LayerOptions(scores, price.component, 0, price.weight, rest, may_be_dense=dense)
 
 
 def factors_along(v: Tensor, weight: Tensor) -> Factors:

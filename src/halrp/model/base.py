@@ -34,6 +34,9 @@ from halrp.model.rows import NotRowWise
 from halrp.model.size import Size
 from halrp.model.usable import BaseNumbers
 
+MOST_KINDS = 1024
+"""Kinds of batches whose structure is remembered: a stranger may send any number of them."""
+
 
 class Base:
     """A frozen module with its plan."""
@@ -254,11 +257,13 @@ class Base:
         key = tree.kind(x), autocast
         with self._tracing:
             if key not in self._structures:
+                if len(self._structures) >= MOST_KINDS:
+                    self._structures.clear()
                 try:
                     self._structures[key] = trace(self.row_wise_copy(), self.call, x, self.changeable, autocast)
                 except NotRowWise as reason:
                     self._structures[key] = Structure(str(reason))
-        return self._structures[key]
+            return self._structures[key]
 
     @cached_property
     def changeable(self) -> Changeable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from halrp.checks import is_whole
 from halrp.errors import DataError, SettingError
 from halrp.objectives.classification import in_float, mean_cross_entropy
+from halrp.objectives.labels import labels_in, largest_share
 from halrp.objectives.objective import Objective, check_integers, register
 
 
@@ -66,6 +67,10 @@ class CausalLM(Objective):
     def weight(self, targets: Tensor) -> Tensor:
         """The number of next tokens that count, (,)."""
         return (targets[:, 1:] != self.ignore).sum()
+
+    def constant_score(self, targets: Iterable[Tensor]) -> float | None:
+        """The share of the most frequent next token."""
+        return largest_share(labels_in((tokens[:, 1:] for tokens in targets), self.ignore))
 
     def decode(self, outputs: Tensor, class_names: Sequence[str] | None = None) -> NextTokens:
         """The next token after each position; the one after a text is at its last position."""

@@ -63,6 +63,10 @@ class Labelled(Objective):
         """Class indices as int64."""
         return targets.long()
 
+    def constant_score(self, targets: Iterable[Tensor]) -> float | None:
+        """The share of the most frequent class, weighted by class if the loss is."""
+        return largest_share(labels_in(targets, self.ignored_label), self.weights)
+
 
 def check_labels(labels: Tensor, classes: int | None, name: str) -> None:
     """Refuse labels that are not class indices, or not below `classes`; `name` names the data in the error."""
@@ -115,6 +119,14 @@ def labels_in(targets: Iterable[Tensor], ignore: int | None = None) -> Labels:
         present, position = torch.cat([present, new]).unique(return_inverse=True)
         counts = torch.zeros(len(present), dtype=torch.long).index_add_(0, position, torch.cat([counts, times]))
     return Labels(present, counts)
+
+
+def largest_share(labels: Labels, weights: tuple[float, ...] | str | None = None) -> float | None:
+    """The share of the most frequent label, weighted by class; None if there are not two that count."""
+    counts = labels.counts.double()
+    if isinstance(weights, tuple):
+        counts = counts * torch.tensor(weights, dtype=torch.float64)[labels.present]
+    return None if int((counts > 0).sum()) < 2 else float(counts.max() / counts.sum())
 
 
 def class_count(present: Tensor, classes: int | None, name: str) -> int:

@@ -112,6 +112,14 @@ class MultiLabel(Objective):
         both, either = (predicted & present).sum(1), predicted.sum(1) + present.sum(1)
         return torch.where(either > 0, 2 * both / either.clamp(min=1), 1.0).mean()
 
+    def constant_score(self, targets: Iterable[Tensor]) -> float | None:
+        """The best score of the k most frequent labels, over all k."""
+        present = torch.cat([(batch.detach() >= 0.5).cpu() for batch in targets]).double()
+        both = F.pad(present[:, present.sum(0).argsort(descending=True)].cumsum(1), (1, 0))
+        either = torch.arange(both.shape[1]) + present.sum(1, keepdim=True)
+        score = float(torch.where(either > 0, 2 * both / either.clamp(min=1), 1.0).mean(0).max())
+        return score if score < 1 else None
+
     def decode(self, outputs: Tensor, class_names: Sequence[str] | None = None) -> LabelSets:
         """The labels that are present, and the probability of each."""
         present = self._present(outputs)

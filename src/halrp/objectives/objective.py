@@ -98,6 +98,13 @@ class Objective:
         """The score of a batch times its weight, (,), so that batches add up."""
         return self.score(outputs, targets) * self.weight(targets)
 
+    def constant_score(self, targets: Iterable[Tensor]) -> float | None:
+        """The score of the best constant answer to batches of checked targets, so of whoever guesses without inputs.
+
+        None if it is not known, as by default, or if the targets do not differ, so that a constant answer is right.
+        """
+        return None
+
     def refuse_outputs(self, outputs: Tensor, rows: int, width: int) -> str:
         """Why outputs for some rows, from a head of some width, cannot be what this objective expects; or nothing."""
         shape = tuple(outputs.shape)

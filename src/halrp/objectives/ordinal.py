@@ -77,6 +77,14 @@ class Ordinal(Objective):
         steps = (_classes(outputs) - targets).abs().to(torch.float32)
         return 1 - steps.mean() / outputs.shape[1]
 
+    def constant_score(self, targets: Iterable[Tensor]) -> float | None:
+        """The score of the median."""
+        present, counts = labels_in(targets)
+        if len(present) < 2 or self.classes is None:
+            return None
+        errors = (torch.arange(self.classes).unsqueeze(1) - present).abs().double() @ counts.double() / counts.sum()
+        return 1 - float(errors.min()) / (self.classes - 1)
+
     def decode(self, outputs: Tensor, class_names: Sequence[str] | None = None) -> Answer:
         """Labels and probabilities; a label is the number of steps that are more likely taken than not."""
         above = in_float(outputs).sigmoid().cummin(1).values  # being above 2 implies being above 1

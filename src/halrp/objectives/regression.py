@@ -118,6 +118,12 @@ class Regression(Objective):
         """The share of the training variance that is explained, (,)."""
         return 1 - F.mse_loss(outputs, self._standard(targets, outputs))
 
+    def constant_score(self, targets: Iterable[Tensor]) -> float | None:
+        """The score of the mean of these targets: R² of whoever has more than it is above 0."""
+        wanted = torch.cat([self._standard(batch.detach(), batch).double().cpu() for batch in targets])
+        variance = float((wanted - wanted.mean(0)).square().mean())
+        return 1 - variance if variance > 0 else None
+
     def decode(self, outputs: Tensor, class_names: Sequence[str] | None = None) -> Values:
         """The numbers in the units of the targets."""
         values = in_float(outputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -72,6 +72,18 @@ class Segmentation(Labelled):
         present = either > 0
         overlap = torch.where(present, both / either.clamp(min=1), 0.0).sum(1) / present.sum(1).clamp(min=1)
         return overlap.mean()
+
+    def constant_score(self, targets: Iterable[Tensor]) -> float | None:
+        """The score of pictures that are of one class throughout, of the best class."""
+        totals, pictures, classes = torch.zeros(()), 0, self.classes or 1
+        for batch in targets:
+            truth, _ = self._masks(batch.detach(), classes)
+            pixels = truth.sum(2).double().cpu()
+            others = (pixels > 0).sum(1, keepdim=True) + (pixels == 0)  # the classes of a picture, and this one
+            totals = totals + (pixels / pixels.sum(1, keepdim=True).clamp(min=1) / others).sum(0)
+            pictures += len(batch)
+        score = float(totals.max()) / max(pictures, 1)
+        return score if 0 < score < 1 else None
 
     def decode(self, outputs: Tensor, class_names: Sequence[str] | None = None) -> Masks:
         """The class of every pixel."""

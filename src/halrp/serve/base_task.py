@@ -31,23 +31,30 @@ class BaseTask:
         self._is_base: dict[str, bool] = {}
         """Which files hold such a task, by checksum."""
         self._loaded: dict[str | None, LoadedTask] = {}
+        self._present: tuple[Generation, LoadedTask] | None = None
         self._lock = Lock()
 
     def of(self, generation: Generation) -> LoadedTask:
         """The task as a generation of the store has it."""
         with self._lock:
-            manifest = generation.manifest
-            # A base that was given was made by no task.
-            tasks = manifest.tasks if manifest.counts_head else {}
-            made = next((name for name, entry in tasks.items() if self._owns_nothing(entry)), None)
-            version = None if made is None else tasks[made].sha256
-            if version not in self._loaded:
-                learned = None
-                if made is not None:
-                    learned = self._store.read_file(tasks[made], made, self._base, generation.layouts)
-                delta = as_learned(self._base, learned)
-                self._loaded[version] = LoadedTask(self._base, delta, manifest.base.sha256)
-            return self._loaded[version]
+            if self._present is None or self._present[0] is not generation:
+                self._present = generation, self._of(generation)
+            return self._present[1]
+
+    def _of(self, generation: Generation) -> LoadedTask:
+        manifest = generation.manifest
+        # A base that was given was made by no task.
+        tasks = manifest.tasks if manifest.counts_head else {}
+        made = next((name for name, entry in tasks.items() if self._owns_nothing(entry)), None)
+        version = None if made is None else tasks[made].sha256
+        if version not in self._loaded:
+            learned = None
+            if made is not None:
+                learned = self._store.read_file(tasks[made], made, self._base, generation.layouts)
+            task = LoadedTask(self._base, as_learned(self._base, learned), manifest.base.sha256)
+            task.resident = True  # it is the base, which is always there
+            self._loaded[version] = task
+        return self._loaded[version]
 
     def _owns_nothing(self, entry: Entry) -> bool:
         """Whether a task's file ends with its header."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from halrp.errors import SettingError
 from halrp.model import batch as tree
-from halrp.model.base import Base
+from halrp.model.base import MOST_KINDS, Base
 from halrp.model.batch import Batch
 from halrp.model.by_task import task_by_task
 from halrp.model.inference import batched_logits, inference_batches, task_logits
@@ -53,14 +53,20 @@ class Computing:
     def _fastest(self, x: Batch, tasks: Sequence[LoadedTask], rows: Sequence[LoadedTask], batch: int) -> Tensor:
         size = _size(x, len(tasks), min(len(rows), batch))
         way = self.costs.choose(size)
-        compared, start = len(self.rosters.compared), time.perf_counter()
+        before, start = self._built(), time.perf_counter()
         compute = self._one_pass if way == "one pass" else self._task_by_task
         outputs = compute(x, tasks, rows, batch)
-        if len(self.rosters.compared) == compared:  # a first pass of its kind is also traced and compared
+        if self._built() == before:  # what is done once says nothing about the next call
             self.costs.add(size, way, time.perf_counter() - start)
         return outputs
 
+    def _built(self) -> tuple[int, int]:
+        """How often something was done that need not be done again: a first pass of its kind, and a larger roster."""
+        return len(self.rosters.compared), self.rosters.enlarged
+
     def _one_pass(self, x: Batch, tasks: Sequence[LoadedTask], rows: Sequence[LoadedTask], batch: int) -> Tensor:
+        if len(self.rosters.compared) > MOST_KINDS:
+            self.rosters.compared.clear()
         roster = self.rosters.over(tasks)
         return roster.network.batched(x, roster.indices(rows, tree.device_of(x)), batch)
 

@@ -1,10 +1,11 @@
 """Which way of computing a mixed batch is the fastest, by what calls of its size took: `Costs`.
 
-On a network of plain convolutions one pass over rows of all tasks costs little more than a pass of one task. On one
-with depthwise convolutions or with weights that tasks own, it costs several times what the tasks cost one after
-another. No rule about layers foresees that on every processor, so it is measured: each way is timed twice on calls that
-come, then the faster one is taken. The other one is tried again now and then, the more rarely the
-slower it was, so that trying costs at most 4 % of the time, and a way that has become faster is noticed.
+One pass over rows of all tasks shares the large products of the network and pays for what tasks change in ways that
+cannot be shared; one task after another pays for small batches. Which is cheaper depends on the network, on the tasks,
+on the numbers of both tasks and rows, and on the processor. No rule about layers foresees that, so it is measured: each
+way is timed twice on calls that come, then the faster one is taken. The other one is tried again now and
+then, the more rarely the slower it was, so that trying costs at most 4 % of the time, and a way that has become faster
+is noticed.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ TRIALS = 2
 """Timed calls of each way before one is preferred; the faster of them counts, as the first may build something."""
 SHARE = 0.04
 """Of the time that trying a slower way again may cost."""
-RARELY = 20
+RARELY = 5
 """Calls between two trials, at least."""
-WEIGHT = 0.3
-"""Of a new time in the running mean."""
+MOST_SIZES = 4096
+"""Sizes that are remembered; beyond them all are timed again."""
+FASTER, SLOWER = 0.5, 0.2
+"""Weights of a new time in the running mean, if it is below the mean or above: what disturbs a call makes it slower."""
 
 
 @dataclass
@@ -39,7 +42,8 @@ class _Times:
         elif self.calls < TRIALS:
             self.seconds = min(self.seconds, seconds)
         else:  # a single call that had to build something, or met a busy processor, counts as twice the mean at most
-            self.seconds += WEIGHT * (min(seconds, 2 * self.seconds) - self.seconds)
+            weight = FASTER if seconds < self.seconds else SLOWER
+            self.seconds += weight * (min(seconds, 2 * self.seconds) - self.seconds)
         self.calls += 1
 
 
@@ -64,6 +68,8 @@ class Costs:
     def choose(self, size: Hashable) -> Way:
         """The way for the next batch of a size."""
         with self._lock:
+            if len(self._sizes) >= MOST_SIZES and size not in self._sizes:
+                self._sizes.clear()
             way = self._choice(self._sizes.setdefault(size, _Sizes()))
             self.chosen[way] += 1
             return way

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from threading import Lock
 
 from torch import Tensor, nn
@@ -42,6 +43,16 @@ class LoadedTask:
     def bytes(self) -> int:
         """What the task takes in memory beside the base."""
         return self.delta_bytes + (0 if self._module is None else self.module_bytes)
+
+    @cached_property
+    def stacked_sizes(self) -> Mapping[str, int]:
+        """The bytes of what a network for mixed batches stacks of the task, by tensor.
+
+        Dense weights of layers are not stacked, but for heads.
+        """
+        factors, owned, head = self.delta.held_factors, self.delta.held_owned, self.delta.layout.head
+        sizes = {name: sum(tensor.nbytes for tensor in part.tensors()) for name, part in factors.items()}
+        return sizes | {name: t.nbytes for name, t in owned.items() if t.dim() < 2 or name in head}
 
     def module(self) -> nn.Module:
         """The task's module, in evaluation mode. It shares the base's tensors: never write to it."""

@@ -49,6 +49,8 @@ class Rosters:
         self.limit = limit
         self.compared: set[Hashable] = set()
         """Kinds of batches of which one pass has been compared with the tasks' own modules."""
+        self.enlarged = 0
+        """How often the roster was made again."""
         self._base, self._module_of = base, module_of
         self._present: Roster | None = None
         self._waiting: dict[LoadedTask, None] = {}
@@ -62,35 +64,41 @@ class Rosters:
             present = self._present
             if present is not None and all(task in present.positions for task in tasks):
                 return present
+            self._forget_dropped()
             self._waiting.update(dict.fromkeys(tasks))
             self._stacked += len(tasks)
-            known = [] if present is None else [task for task in present.positions if task.resident]
-            wanted = self._bounded(dict.fromkeys([*known, *self._waiting]), tasks)
+            known = () if self._present is None else self._present.positions
+            wanted = [task for task in {**dict.fromkeys(known), **self._waiting} if task.resident or task in tasks]
             enlarge = self._stacked >= len(wanted)
             if enlarge:
                 self._waiting.clear()
                 self._stacked = 0
-        roster = Roster(self._base, wanted if enlarge else tasks, self._module_of, self.compared)
+        chosen = self._bounded(wanted, tasks) if enlarge else tasks
+        roster = Roster(self._base, chosen, self._module_of, self.compared)
         if enlarge:
             with self._lock:
                 self._present = roster
+                self.enlarged += 1
         return roster
 
     def forget_dropped(self) -> None:
-        """Give the roster up if most of its tasks are no longer in memory, so that it does not hold them there."""
+        """Give the roster up if many of its tasks are no longer in memory, so that it does not hold them there."""
         with self._lock:
-            self._waiting = {task: None for task in self._waiting if task.resident}
-            if self._present is not None:
-                gone = sum(not task.resident for task in self._present.positions)
-                if 4 * gone > len(self._present.positions):
-                    self._present = None
+            self._forget_dropped()
+
+    def _forget_dropped(self) -> None:
+        self._waiting = {task: None for task in self._waiting if task.resident}
+        if self._present is not None:
+            gone = sum(not task.resident for task in self._present.positions)
+            if 4 * gone > len(self._present.positions):
+                self._present = None
 
     def _bounded(self, tasks: Iterable[LoadedTask], needed: Sequence[LoadedTask]) -> list[LoadedTask]:
         """Those that are needed, and of the others the most recently used, as far as their stacks fit the limit."""
         others = sorted(set(tasks) - set(needed), key=lambda task: -task.last_use)
         chosen, widths = list(needed), _widths(needed)
         for task in others:
-            wider = {name: max(size, widths.get(name, 0)) for name, size in _stacked_sizes(task).items()}
+            wider = {name: max(size, widths.get(name, 0)) for name, size in task.stacked_sizes.items()}
             merged = widths | wider
             if (len(chosen) + 1) * sum(merged.values()) > self.limit:
                 break
@@ -100,19 +108,9 @@ class Rosters:
 
 
 def _widths(tasks: Iterable[LoadedTask]) -> dict[str, int]:
+    """The largest size of each tensor, to which a stack is padded."""
     widths: dict[str, int] = {}
     for task in tasks:
-        for name, size in _stacked_sizes(task).items():
+        for name, size in task.stacked_sizes.items():
             widths[name] = max(size, widths.get(name, 0))
     return widths
-
-
-def _stacked_sizes(task: LoadedTask) -> dict[str, int]:
-    """The bytes of what a network stacks of a task, by tensor: each is padded to the largest of the tasks.
-
-    Dense weights of layers are not stacked, but for heads.
-    """
-    delta = task.delta
-    sizes = {name: sum(tensor.nbytes for tensor in part.tensors()) for name, part in delta.held_factors.items()}
-    head = delta.layout.head
-    return sizes | {n: t.nbytes for n, t in delta.held_owned.items() if t.dim() < 2 or n in head}

@@ -17,6 +17,7 @@ from halrp.model.base import Base
 from halrp.model.batch import Batch
 from halrp.model.call import Pick
 from halrp.model.delta import Delta
+from halrp.model.layers.mixed_head import output_dimension
 from halrp.model.settings import refuse_other_call
 from halrp.serve.answers import answers
 from halrp.serve.base_task import BaseTask
@@ -112,6 +113,13 @@ class StorePredictor:
         """Outputs of N rows of x for the task of each, in the versions at hand, (N, ...)."""
         return self._computing(x, rows, batch)
 
+    def narrowed(self, outputs: Tensor, rows: Sequence[LoadedTask]) -> Tensor:
+        """Outputs of some rows of a batch, as wide as the widest task among them."""
+        width = max(task.delta.classes for task in rows)
+        dimension = output_dimension(self.base.module.get_submodule(self.base.plan.output), outputs)
+        wider = outputs.dim() > 1 and outputs.shape[dimension] > width
+        return outputs.narrow(dimension, 0, width) if wider else outputs
+
     def _predict(
         self, given: Batch, task: str | Sequence[str | None] | None, batch: int
     ) -> tuple[Tensor, Mapping[str | None, LoadedTask]]:
@@ -129,6 +137,11 @@ class StorePredictor:
     def tasks(self) -> Mapping[str, Entry]:
         """The tasks of the store by name, each with its file."""
         return MappingProxyType(self._generation().manifest.tasks)
+
+    @property
+    def base_version(self) -> str:
+        """The checksum of the base's file."""
+        return self._follower.present.manifest.base.sha256
 
     @property
     def generation(self) -> int:

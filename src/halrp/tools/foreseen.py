@@ -123,8 +123,7 @@ class Foreseen:
             "recipe": describe(default_recipe(EXAMPLES, self.base)),
             "seed": 0,
         }
-        if self.base == "given" and START.reports:
-            provenance[outcome.KEY] = outcome.BLANK
+        provenance[outcome.KEY] = outcome.BLANK if self.base == "given" else outcome.BLANK_END
         return Description(
             task=NAME,
             classes=self.classes,

@@ -74,5 +74,6 @@ def _outcome(outcome: Outcome | None) -> dict[str, Any] | None:
     """What a task gained over its start on validation data, in numbers and in words; None if that was not measured."""
     if outcome is None:
         return None
-    numbers = {"start": outcome.start._asdict(), "end": outcome.end._asdict(), "epoch": outcome.epoch}
+    start = None if outcome.start is None else outcome.start._asdict()
+    numbers = {"start": start, "end": outcome.end._asdict(), "epoch": outcome.epoch, "guess": outcome.guess}
     return numbers | {"text": str(outcome)}

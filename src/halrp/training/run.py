@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
 from torch import nn
 
+from halrp import seeding
 from halrp.training.batches import TaskData
 from halrp.training.checkpoint import Checkpoints
-from halrp.training.distributed import Processes
+from halrp.training.distributed import Processes, agreed
 from halrp.training.evaluate import evaluate
 from halrp.training.loop import Group, Hooks, Stage, Training
 from halrp.training.progress import Notify, Stop
@@ -78,6 +80,25 @@ class TaskRun:
     def _validate(self, module: nn.Module) -> Validation:
         assert self.data.val is not None
         return Validation(*evaluate(module, self.data.val, self.recipe.batch, self.recipe.autocast, self.processes))
+
+    def validation(self, module: nn.Module) -> Validation | None:
+        """Loss and score of a module on the validation data, if there are any."""
+        if self.data.val is None:
+            return None
+        with self._validating(module.eval()):
+            return self._validate(module)
+
+    def guess(self, module: nn.Module) -> float | None:
+        """The score of the best constant answer to the validation data, if there are any and it is known."""
+        val = self.data.val
+        if val is None:
+            return None
+        with agreed(self.processes, self.task), self._validating(module):
+            return self.data.objective.constant_score(y for _, y in val.batches(self.recipe.batch, None))
+
+    def _validating(self, module: nn.Module) -> AbstractContextManager[None]:
+        """The draws of a pass over the validation data: a loader may draw its order."""
+        return seeding.isolated(*self.seed_key, "validation", device=next(module.parameters()).device)
 
     def finish(self) -> None:
         """Remove the checkpoints of a task that is committed."""

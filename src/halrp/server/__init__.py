@@ -1,0 +1,1 @@
+"""The HTTP server for the tasks of a store; needs the extra `serve`."""
