@@ -23,7 +23,7 @@ from torch import nn
 
 from halrp.checks import is_number
 from halrp.errors import SettingError
-from halrp.method import offers, probe
+from halrp.method import offers, probe, reach
 from halrp.method.bits import BITS, Bits, Choice, choose
 from halrp.method.method import Halrp, StartRule
 from halrp.method.protocols import LayerOptions
@@ -67,6 +67,9 @@ class FromProbe(StartRule):
     """How scales, norms, biases and the head are stored, as differences to the base's."""
     redundant: bool = False
     """Whether row scales and biases are offered also where a norm with its own scale and shift follows."""
+    reach: float = 0.5
+    """The share of the adapted weights, counted from the output and at least eight, that a task may change with what
+    lies between them; the layers before stay the base's, which saves their gradients and activations. 1 is all."""
     held_out: float = 0.2
     """Without validation data: the share of the training examples on which a first training is compared with the probe.
     Unless it is clearly worse, all examples are trained on; if it is, the probe is committed. 0 trusts training."""
@@ -92,6 +95,8 @@ class FromProbe(StartRule):
             raise SettingError(
                 f"FromProbe(held_out={self.held_out!r}) must be a share of at most 0.5; 0 holds out none"
             )
+        if not (is_number(self.reach, 0) and 0 < self.reach <= 1):
+            raise SettingError(f"FromProbe(reach={self.reach!r}) must be a share of more than 0; 1 reaches all layers")
         unknown = [part for part in self.parts if part not in OFFERS]
         if unknown:
             raise SettingError(f"FromProbe(parts={self.parts!r}) has {unknown[0]!r}; choose from {', '.join(OFFERS)}")
@@ -142,7 +147,8 @@ class FromProbe(StartRule):
         views = method.views(any(kernels.values()), validation=True)
         covered = frozenset() if self.redundant else offers.followed_by_norm(net, base.call, check.first)
         tried = {n: views if kernel else ("full",) for n, kernel in kernels.items()}
-        wanted = self._wanted(base, method, run, covered, tried)
+        near = reach.reached(net, base.call, check.first, weights, self.reach)
+        wanted = self._wanted(base, method, run, covered, tried, near)
         vectors, missing = offers.collect(net, wanted, run, self.examples)
         parameters = dict(net.named_parameters())
         check.gradients({n: parameters[n] for n in weights}, [parameters[n] for n in missing])
@@ -239,11 +245,12 @@ class FromProbe(StartRule):
         run: TaskRun,
         covered: Container[str],
         views: Mapping[str, tuple[str, ...]],
+        near: Container[str],
     ) -> offers.Wanted:
-        """The parts whose gradients are taken; norms do what row scales and biases of `covered` modules would do."""
+        """The parts of modules that are `near` the output; norms do what scales and biases of `covered` ones would."""
         lowest = method.precision if self.bits is None else "int8" if self.bits == "int8" else "int4"
         holders, size = dict(base.module.named_modules()), Size(base.parameter_count, base.size.bytes)
-        adapted = base.adapted_weights()
+        adapted = {n: weight for n, weight in base.adapted_weights().items() if n.rpartition(".")[0] in near}
         tables = {n for n in adapted if family_for(holders[n.rpartition(".")[0]]).reads_few_rows}
         rows = {n for n in adapted if n not in tables and n.rpartition(".")[0] not in covered}
         kinds = {"norm": "norms", "bias": "biases"}
@@ -251,6 +258,7 @@ class FromProbe(StartRule):
             n
             for n, p in base.plan.named("owned").items()
             if p.role != "head"
+            and n.rpartition(".")[0] in near
             and kinds.get(p.role, "others") in self.parts
             and not (p.role == "bias" and n.rpartition(".")[0] in covered)
         }
