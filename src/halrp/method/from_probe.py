@@ -21,10 +21,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from halrp.checks import is_number
+from halrp.checks import is_number, is_whole
 from halrp.errors import SettingError
 from halrp.method import offers, probe, reach
 from halrp.method.bits import BITS, Bits, Choice, choose
+from halrp.method.cross_fit import CrossFit
 from halrp.method.method import Halrp, StartRule
 from halrp.method.protocols import LayerOptions
 from halrp.method.start import Least, Start, Starts
@@ -70,6 +71,9 @@ class FromProbe(StartRule):
     reach: float = 0.5
     """The share of the adapted weights, counted from the output and at least eight, that a task may change with what
     lies between them; the layers before stay the base's, which saves their gradients and activations. 1 is all."""
+    folds: int = 5
+    """Each training example is trained on by a head that was fitted without its fold, which does not train; in the end
+    the task's head is fitted again (`cross_fit`). 0: the task's head trains along, and has seen every example."""
     held_out: float = 0.2
     """Without validation data: the share of the training examples on which a first training is compared with the probe.
     Unless it is clearly worse, all examples are trained on; if it is, the probe is committed. 0 trusts training."""
@@ -91,6 +95,8 @@ class FromProbe(StartRule):
             value = getattr(self, name)
             if not (isinstance(value, int) and value >= 1):
                 raise SettingError(f"FromProbe({name}={value!r}) must be a whole number of at least 1")
+        if not is_whole(self.folds, 0) or self.folds == 1:
+            raise SettingError(f"FromProbe(folds={self.folds!r}) must be a whole number of at least 2, or 0 for none")
         if not (is_number(self.held_out, 0) and self.held_out <= 0.5):
             raise SettingError(
                 f"FromProbe(held_out={self.held_out!r}) must be a share of at most 0.5; 0 holds out none"
@@ -140,7 +146,7 @@ class FromProbe(StartRule):
     def __call__(self, base: Base, method: Halrp, run: TaskRun, check: CommitCheck, costs: Costs) -> Starts:
         """Return where fine-tuning starts, and what the task owns in any case: its head."""
         net, costs = base.owning_copy(run.data.width, *run.seed_key), self._with_statistics(base, costs)
-        self._fit_head(base, net, run)
+        _, cross_fit = self._fit_head(base, net, run)
         head = {n: t for n, t in base.owned_tensors(net).items() if base.plan.role(n) == "head"}
         weights, size = base.adapted_weights(), Size(base.parameter_count, base.size.bytes)
         kernels = {n: p.kernel for n, p in base.plan.named("adapted").items()}
@@ -149,7 +155,9 @@ class FromProbe(StartRule):
         tried = {n: views if kernel else ("full",) for n, kernel in kernels.items()}
         near = reach.reached(net, base.call, check.first, weights, self.reach)
         wanted = self._wanted(base, method, run, covered, tried, near)
-        vectors, missing = offers.collect(net, wanted, run, self.examples)
+        with nullcontext() if cross_fit is None else cross_fit.installed(net):
+            seen = run if cross_fit is None else cross_fit.run(run)
+            vectors, missing = offers.collect(net, wanted, seen, self.examples)
         parameters = dict(net.named_parameters())
         check.gradients({n: parameters[n] for n in weights}, [parameters[n] for n in missing])
         head_parts = {f"plain/{name}" for name in head}
@@ -194,6 +202,7 @@ class FromProbe(StartRule):
                 freezes_statistics=self.statistics == "base",
                 units=_units(layers, vectors, factors),
                 matrices=choice.precisions,
+                cross_fit=cross_fit,
             )
             if best is None or choice.worth > best[0]:
                 best = choice.worth, view, start
@@ -202,11 +211,14 @@ class FromProbe(StartRule):
 
     # ---- the head -------------------------------------------------------------------------------------------------
 
-    def _fit_head(self, base: Base, net: nn.Module, run: TaskRun) -> probe.Probe | None:
-        """Fit the head of a network in place, or train it where its outputs are not the model's."""
+    def _fit_head(self, base: Base, net: nn.Module, run: TaskRun) -> tuple[probe.Probe | None, CrossFit | None]:
+        """Fit the head of a network in place, or train it where its outputs are not the model's.
+
+        Also fit heads without each fold, where fine-tuning can use them.
+        """
         path = base.plan.head
         if not path or self.head == "random":
-            return None
+            return None, None
         net.eval()
         with agreed(run.processes, run.task):
             train = probe.features(net, path, whole(run.data.train), run.recipe.batch, run.seed_key)
@@ -214,18 +226,15 @@ class FromProbe(StartRule):
             val = None if held is None else probe.features(net, path, held, run.recipe.batch, run.seed_key)
         if train is None:
             self._train_head(base, net, run)
-            return None
+            return None, None
         if run.processes is not None and isinstance(run.data.train, Loaded):  # each has read its own part
             train = probe.Features(*map(run.processes.rows, train))
-        head = net.get_submodule(path)
-        fitted = probe.fit(head, run.data.objective, train, val, from_zero=base.plan.output == path)
-        fitted_values = dict(fitted.head.named_parameters())
-        with torch.no_grad():
-            for name, parameter in head.named_parameters():
-                parameter.copy_(fitted_values[name])
+        head, single = net.get_submodule(path), base.plan.output == path
+        fitted = probe.fit(head, run.data.objective, train, val, from_zero=single)
+        probe.copy_into(head, fitted.head)
         if run.processes is not None:
             run.processes.take_first(list(head.parameters()), "the fitted head")
-        return fitted
+        return fitted, CrossFit.of(net, path, fitted.penalty, run, train, self.folds) if single else None
 
     def _train_head(self, base: Base, net: nn.Module, run: TaskRun) -> None:
         """Train the head through the network: one epoch, over frozen features that are computed every time."""
