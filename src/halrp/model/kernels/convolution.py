@@ -108,5 +108,5 @@ def _folded(x: Tensor) -> Tensor:
 
 def _unfolded(x: Tensor, like: Tensor) -> Tensor:
     """Undo `_folded`, for images of the height of ``like``."""
-    height: Tensor = x.movedim(1, -1).squeeze(1).unflatten(0, (len(like), like.shape[2]))  # type: ignore[no-untyped-call]
+    height: Tensor = x.movedim(1, -1).squeeze(1).unflatten(0, (len(like), like.shape[2]))
     return height.movedim(-1, 1)
