@@ -155,9 +155,7 @@ class FromProbe(StartRule):
         tried = {n: views if kernel else ("full",) for n, kernel in kernels.items()}
         near = reach.reached(net, base.call, check.first, weights, self.reach)
         wanted = self._wanted(base, method, run, covered, tried, near)
-        with nullcontext() if cross_fit is None else cross_fit.installed(net):
-            seen = run if cross_fit is None else cross_fit.run(run)
-            vectors, missing = offers.collect(net, wanted, seen, self.examples)
+        vectors, missing = offers.collect(net, wanted, run, self.examples)
         parameters = dict(net.named_parameters())
         check.gradients({n: parameters[n] for n in weights}, [parameters[n] for n in missing])
         head_parts = {f"plain/{name}" for name in head}
