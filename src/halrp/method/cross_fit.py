@@ -21,7 +21,9 @@ from halrp.method import probe
 from halrp.model.batch import Batch
 from halrp.model.call import Call
 from halrp.training.batches import Augment, InMemory
+from halrp.training.distributed import agreed
 from halrp.training.run import TaskRun
+from halrp.training.shared_data import whole
 
 
 class _Folds:
@@ -102,13 +104,19 @@ class CrossFit:
 
     def settle(self, net: nn.Module, run: TaskRun) -> None:
         """Fit the head of a network again, on its features as they are now."""
-        batch, val = run.recipe.batch, None
-        train = probe.features(net, self.path, run.data.train, batch, run.seed_key)
-        if run.data.val is not None:
-            val = probe.features(net, self.path, run.data.val, batch, run.seed_key)
+        head = net.get_submodule(self.path)
+        train, val = features_of(net, self.path, run)
         if train is not None:
-            head = net.get_submodule(self.path)
             probe.copy_into(head, probe.fit(head, run.data.objective, train, val, from_zero=True).head)
+
+
+def features_of(net: nn.Module, path: str, run: TaskRun) -> tuple[probe.Features | None, probe.Features | None]:
+    """What the head of a network gets for a task's training and validation data (`probe.features`)."""
+    with agreed(run.processes, run.task):
+        train = probe.features(net, path, whole(run.data.train), run.recipe.batch, run.seed_key)
+        held = run.data.val
+        val = None if held is None else probe.features(net, path, held, run.recipe.batch, run.seed_key)
+    return train, val
 
 
 def _dtype(head: nn.Module) -> torch.dtype:

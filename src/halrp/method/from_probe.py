@@ -25,7 +25,7 @@ from halrp.checks import is_number, is_whole
 from halrp.errors import SettingError
 from halrp.method import offers, probe, reach
 from halrp.method.bits import BITS, Bits, Choice, choose
-from halrp.method.cross_fit import CrossFit
+from halrp.method.cross_fit import CrossFit, features_of
 from halrp.method.method import Halrp, StartRule
 from halrp.method.protocols import LayerOptions
 from halrp.method.start import Least, Start, Starts
@@ -42,11 +42,9 @@ from halrp.model.plan import trained_buffers
 from halrp.model.size import Size
 from halrp.training import held_out
 from halrp.training.batches import Loaded
-from halrp.training.distributed import agreed
 from halrp.training.groups import Group
 from halrp.training.recipe import LATER
 from halrp.training.run import TaskRun
-from halrp.training.shared_data import whole
 
 NOT_USED = ("scales", "decompose", "importance", "initial")
 """The fields of `Halrp` that say how a warmed-up network is decomposed, of which there is none here."""
@@ -218,10 +216,7 @@ class FromProbe(StartRule):
         if not path or self.head == "random":
             return None, None
         net.eval()
-        with agreed(run.processes, run.task):
-            train = probe.features(net, path, whole(run.data.train), run.recipe.batch, run.seed_key)
-            held = run.data.val
-            val = None if held is None else probe.features(net, path, held, run.recipe.batch, run.seed_key)
+        train, val = features_of(net, path, run)
         if train is None:
             self._train_head(base, net, run)
             return None, None
