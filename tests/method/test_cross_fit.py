@@ -146,7 +146,7 @@ def size_of_slope(body: nn.Module, outputs: Tensor, y: Tensor) -> float:
 
 
 def test_the_slope_through_heads_of_other_folds_has_the_size_of_that_of_other_examples() -> None:
-    objective, own, crossed = Classification(CLASSES), [], []
+    objective, trained_on, crossed = Classification(CLASSES), [], []
     for seed in range(4):
         generator = torch.Generator().manual_seed(seed)
         y = torch.arange(2100) % CLASSES
@@ -157,10 +157,10 @@ def test_the_slope_through_heads_of_other_folds_has_the_size_of_that_of_other_ex
         fitted, fold = probe.fit(head, objective, train, val, from_zero=True), probe.folds(train.y, 5)
         heads = [probe.fit_with(fitted.penalty, head, objective, train.rows(fold != k)) for k in range(5)]
         true = size_of_slope(body, fitted.head(body(x[100:])), y[100:])
-        outputs = torch.stack([one(body(x[:50])) for one in heads], 1)[torch.arange(50), fold]
-        own.append(size_of_slope(body, fitted.head(body(x[:50])), y[:50]) / true)
+        outputs = torch.stack([fold_head(body(x[:50])) for fold_head in heads], 1)[torch.arange(50), fold]
+        trained_on.append(size_of_slope(body, fitted.head(body(x[:50])), y[:50]) / true)
         crossed.append(size_of_slope(body, outputs, y[:50]) / true)
-    assert max(own) < 0.5
+    assert max(trained_on) < 0.5
     assert min(crossed) > 0.8
     assert max(crossed) < 3
 

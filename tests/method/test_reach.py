@@ -40,8 +40,8 @@ ADAPTED = [f"blocks.{i}.weight" for i in range(14)] + [
 
 def near(share: float) -> set[str]:
     net = Deep()
-    found = reached(net, Call(), torch.randn(3, 8), ADAPTED, share)
-    return {name for name in ADAPTED if name.rpartition(".")[0] in found}
+    paths = reached(net, Call(), torch.randn(3, 8), ADAPTED, share)
+    return {name for name in ADAPTED if name.rpartition(".")[0] in paths}
 
 
 def test_layers_are_counted_from_the_last_that_is_called() -> None:

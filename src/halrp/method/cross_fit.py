@@ -64,7 +64,7 @@ class CrossFit:
     ) -> CrossFit | None:
         """Fit a head without each of `count` folds, with the penalty of the head that was fitted to all.
 
-        None where rows cannot be told apart, or are too few: data that a loader reads, several processes, less
+        None where rows cannot be distinguished, or are too few: data that a loader reads, several processes, less
         features than examples, or a compiled step.
         """
         data = run.data.train

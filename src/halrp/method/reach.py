@@ -38,10 +38,10 @@ def reached(net: nn.Module, call: Call, x: Batch, adapted: Collection[str], shar
             hooks.callback(module.register_forward_pre_hook(partial(before, path=path)).remove)
         call(net.eval(), x)
 
-    def place(path: str) -> int:
-        return first[path] if path in first else place(path.rpartition(".")[0]) if path else 0
+    def position(path: str) -> int:
+        return first[path] if path in first else position(path.rpartition(".")[0]) if path else 0
 
-    places = sorted(place(name.rpartition(".")[0]) for name in adapted)
-    count = max(LEAST, math.ceil(share * len(places)))
-    start = places[-count] if count < len(places) else 0
-    return frozenset(path for path, _ in net.named_modules() if place(path) >= start)
+    positions = sorted(position(name.rpartition(".")[0]) for name in adapted)
+    count = max(LEAST, math.ceil(share * len(positions)))
+    start = positions[-count] if count < len(positions) else 0
+    return frozenset(path for path, _ in net.named_modules() if position(path) >= start)
