@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from torch import nn
@@ -12,7 +12,6 @@ from benchmarks.pretrained.domain import Domain, Task
 from benchmarks.pretrained.methods import Setting, Stored
 from benchmarks.pretrained.training import EPOCHS, predict
 from halrp import FromProbe, Halrp, Learner, Recipe
-from halrp.method.bits import Bits
 
 
 @dataclass(frozen=True)
@@ -21,12 +20,12 @@ class Delta:
 
     bytes: int
     variant: str = "default"
-    bits: Bits | None = None
-    """How components are stored, if not as by default."""
+    start: Setting = field(default_factory=dict)
+    """Fields of `FromProbe` that are not as by default."""
 
     def grid(self, domain: Domain, shots: int) -> tuple[Setting, ...]:
         """The one setting that there is: a user gives a bound and nothing else."""
-        return ({"bytes": self.bytes, "variant": self.variant} | ({} if self.bits is None else {"bits": self.bits}),)
+        return ({"bytes": self.bytes, "variant": self.variant, **self.start},)
 
     def fit(self, domain: Domain, task: Task, setting: Setting) -> Iterator[Stored]:
         """Learn the task as long as other methods do, all else by the library's defaults; its file counts."""
@@ -35,7 +34,7 @@ class Delta:
             domain.base(),
             head=nn.Linear(domain.width, task.classes),
             base="given",
-            method=replace(method, start=FromProbe(bits=setting["bits"])) if "bits" in setting else method,
+            method=replace(method, start=FromProbe(**self.start)) if self.start else method,
             recipe=Recipe.auto(epochs=EPOCHS, batch=domain.batch(task.shots)),
             seed=task.seed,
             progress=None,

@@ -47,7 +47,13 @@ def methods(variant: str = "default") -> dict[str, Method]:
     lora |= {f"lora-r{rank}-probe": Lora(rank, fitted_head=True) for rank in (4, 8)}
     sizes = (15, 25, 60, 100, 150, 400, 1000)
     deltas = {f"halrp-{size}": Delta(size * 1000, variant) for size in sizes}
+    others: dict[str, Setting] = {
+        "int4": {"bits": "int4"},
+        "mixed": {"bits": "mixed"},
+        "along": {"folds": 0},
+        "all": {"reach": 1.0},
+    }
     deltas |= {
-        f"halrp-{size}-{bits}": Delta(size * 1000, variant, bits) for size in sizes for bits in ("int4", "mixed")
+        f"halrp-{size}-{name}": Delta(size * 1000, variant, other) for size in sizes for name, other in others.items()
     }
     return {"probe": Probe(), **lora, "finetune": FineTune(), **deltas}

@@ -15,6 +15,7 @@ from halrp import Delta, Flat, FromProbe, Halrp, Learner, Progress, Recipe
 from halrp.errors import BudgetTooSmall
 from halrp.method import probe
 from halrp.method.budget import Budget
+from halrp.method.cross_fit import CrossFit
 from halrp.method.from_probe import OFFERS
 from halrp.method.outcome import outcome_of
 from halrp.method.start import Starts
@@ -57,9 +58,9 @@ class Caught(FromProbe):
         Caught.starts = super().__call__(*arguments)
         return Caught.starts
 
-    def _fit_head(self, *arguments: Any) -> probe.Probe | None:
-        Caught.fitted = super()._fit_head(*arguments)
-        return Caught.fitted
+    def _fit_head(self, *arguments: Any) -> tuple[probe.Probe | None, CrossFit | None]:
+        Caught.fitted, cross_fit = super()._fit_head(*arguments)
+        return Caught.fitted, cross_fit
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -393,6 +394,6 @@ def test_without_validation_data_training_is_rehearsed_on_a_part_of_the_data() -
 def test_where_the_rehearsal_destroys_the_network_the_head_alone_is_committed() -> None:
     x, y = tiny_task("mlp", examples=60)
     recipe = replace(DESTROYING, lr=20.0)
-    assert head_alone(learner("mlp", recipe=recipe).learn("a", (x, y)))
-    trusting = replace(ROOMY, start=FromProbe(held_out=0))
+    assert head_alone(learner("mlp", replace(ROOMY, start=FromProbe(folds=0)), recipe).learn("a", (x, y)))
+    trusting = replace(ROOMY, start=FromProbe(folds=0, held_out=0))
     assert not head_alone(learner("mlp", trusting, recipe).learn("a", (x, y)))

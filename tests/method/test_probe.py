@@ -114,7 +114,7 @@ def test_without_validation_data_folds_decide_and_all_examples_are_fitted(monkey
     data = labelled(30)
     result = fit(linear(), CLASSES, data, None, from_zero=True)
     assert result.validation is None
-    folds = torch.arange(30) % 5
+    folds = probe.folds(data.y, 5)
     losses = dict.fromkeys(PENALTIES, 0.0)
     unit = mean_square(data)
     for c in PENALTIES:
@@ -129,6 +129,19 @@ def test_without_validation_data_folds_decide_and_all_examples_are_fitted(monkey
     alone = fit(linear(), CLASSES, data, labelled(30, 1), from_zero=True)
     for ours, expected in zip(result.head.parameters(), alone.head.parameters(), strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize("y", [torch.arange(40) % 4, torch.arange(40) // 10, torch.randn(40)])
+def test_every_fold_has_its_share_of_each_target(y: Tensor) -> None:
+    fold = probe.folds(y, 4)
+    if not y.is_floating_point():
+        assert all(int(((y == label) & (fold == number)).sum()) in (2, 3) for label in range(4) for number in range(4))
+    quarters = y.sort(stable=True).indices.view(-1, 4)  # neighbours go to different folds
+    assert all(sorted(fold[rows].tolist()) == [0, 1, 2, 3] for rows in quarters)
+
+
+def test_targets_of_several_numbers_are_dealt_too() -> None:
+    assert probe.folds(torch.randn(21, 3), 5).bincount().tolist() == [5, 4, 4, 4, 4]
 
 
 @pytest.mark.parametrize("examples", [1, 2, 3])

@@ -13,6 +13,7 @@ from halrp.errors import SettingError
 from halrp.model import kernels
 from halrp.model.factors import Factors
 from halrp.model.kernels.conv import ConvStrategy, fastest
+from halrp.model.kernels.convolution import is_computed_by_rows, pointwise
 
 Parts = dict[str, Tensor]
 
@@ -200,6 +201,21 @@ def test_components_one_by_one_and_through_their_matrix_give_the_same(
     t["x"] = t["x"].contiguous(memory_format=torch.channels_last)
     t["weight"] = t["weight"].contiguous(memory_format=torch.channels_last)
     assert_conv_is_dense(geometry, t, "analytic")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("images", [1, 3, 15, 16])
+def test_pointwise_convolutions_of_few_images_equal_the_dense_one(strategy: ConvStrategy, images: int) -> None:
+    geometry, wanted = (2, 1, 1, 0, 1, 1), ("x", *LEARNED)
+    t = parts(geometry)
+    t["x"] = t["x"].repeat(8, 1, 3, 1)[:images].contiguous(memory_format=torch.channels_last)
+    expected = value_and_gradients(lambda leaves: dense_conv(geometry, leaves), t, wanted)
+    single = {name: part.float() for name, part in t.items()}
+    assert is_computed_by_rows(single["x"], single["weight"], pointwise(single["weight"])) is (images < 16)
+    got = value_and_gradients(lambda leaves: adapted_conv(geometry, leaves, strategy), single, wanted)
+    for name in ("y", *wanted):  # sums of up to 2,000 products round near 1e-5
+        torch.testing.assert_close(got[name].double(), expected[name], rtol=1e-4, atol=1e-3)
+    assert got["y"].is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("view", VIEWS)

@@ -166,4 +166,5 @@ def test_the_statistics_of_a_norm_in_a_new_head_are_counted_where_the_base_has_o
     with pytest.raises(BudgetTooSmall, match="at least") as refusal:
         refused.learn("n" * 40, tiny_task("mlp"), val=tiny_task("mlp"))
     least = int(str(refusal.value).split("at least ")[1].split(", use")[0].replace(",", ""))
+    assert run.fixed_bytes is not None
     assert run.fixed_bytes - 8 <= least <= run.fixed_bytes  # a header has whole words, and this recipe a shorter text

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -79,9 +81,11 @@ def fine_tune(
     best = 0 if val is None or len(variants) == 1 else _lowest_validation_loss(trainings, method.trial, val, run)
     variant, training = variants[best], trainings[best]
     del variants, trainings  # the other's network and moments need not stay in memory
+    cross_fit = variant.start.cross_fit
     if trains:
         try:
-            training.run()
+            with nullcontext() if cross_fit is None else cross_fit.installed(variant.net):
+                training.run()
         except DivergedError as error:
             at_start, _ = training.compared
             if not variant.start.is_solution or (at_start is not None and not math.isfinite(at_start.loss)):
@@ -117,9 +121,12 @@ def _training(base: Base, method: Halrp, variant: FineTuning, run: TaskRun) -> T
     if run.recipe.balanced_steps and variant.start.units:
         groups = by_unit(groups, _units(variant))
     solved, frozen = variant.start.is_solution, variant.start.freezes_statistics
+    crossed, settle = variant.start.cross_fit, None
     epochs = run.recipe.epochs - (0 if solved else method.warm_up)
+    if crossed is not None:
+        settle, run = partial(crossed.settle, variant.net, run), crossed.run(run)
     stage, options = f"fine-tune: {variant.view}", {"frozen_statistics": frozen, "keep_best": solved}
-    return run.training(stage, variant.net, groups, epochs, drops=True, **options)
+    return run.training(stage, variant.net, groups, epochs, drops=True, settle=settle, **options)
 
 
 def is_clearly_worse(tuned: FineTuned, run: TaskRun) -> bool:

@@ -21,10 +21,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from halrp.checks import is_number
+from halrp.checks import is_number, is_whole
 from halrp.errors import SettingError
-from halrp.method import offers, probe
+from halrp.method import offers, probe, reach
 from halrp.method.bits import BITS, Bits, Choice, choose
+from halrp.method.cross_fit import CrossFit, features_of
 from halrp.method.method import Halrp, StartRule
 from halrp.method.protocols import LayerOptions
 from halrp.method.start import Least, Start, Starts
@@ -41,11 +42,9 @@ from halrp.model.plan import trained_buffers
 from halrp.model.size import Size
 from halrp.training import held_out
 from halrp.training.batches import Loaded
-from halrp.training.distributed import agreed
 from halrp.training.groups import Group
 from halrp.training.recipe import LATER
 from halrp.training.run import TaskRun
-from halrp.training.shared_data import whole
 
 NOT_USED = ("scales", "decompose", "importance", "initial")
 """The fields of `Halrp` that say how a warmed-up network is decomposed, of which there is none here."""
@@ -67,6 +66,12 @@ class FromProbe(StartRule):
     """How scales, norms, biases and the head are stored, as differences to the base's."""
     redundant: bool = False
     """Whether row scales and biases are offered also where a norm with its own scale and shift follows."""
+    reach: float = 0.5
+    """The share of the adapted weights, counted from the output and at least eight, that a task may change with what
+    lies between them; the layers before stay the base's, which saves their gradients and activations. 1 is all."""
+    folds: int = 5
+    """Each training example is trained on by a head that was fitted without its fold, which does not train; in the end
+    the task's head is fitted again (`cross_fit`). 0: the task's head trains along, and has seen every example."""
     held_out: float = 0.2
     """Without validation data: the share of the training examples on which a first training is compared with the probe.
     Unless it is clearly worse, all examples are trained on; if it is, the probe is committed. 0 trusts training."""
@@ -88,10 +93,14 @@ class FromProbe(StartRule):
             value = getattr(self, name)
             if not (isinstance(value, int) and value >= 1):
                 raise SettingError(f"FromProbe({name}={value!r}) must be a whole number of at least 1")
+        if not is_whole(self.folds, 0) or self.folds == 1:
+            raise SettingError(f"FromProbe(folds={self.folds!r}) must be a whole number of at least 2, or 0 for none")
         if not (is_number(self.held_out, 0) and self.held_out <= 0.5):
             raise SettingError(
                 f"FromProbe(held_out={self.held_out!r}) must be a share of at most 0.5; 0 holds out none"
             )
+        if not (is_number(self.reach, 0) and 0 < self.reach <= 1):
+            raise SettingError(f"FromProbe(reach={self.reach!r}) must be a share of more than 0; 1 reaches all layers")
         unknown = [part for part in self.parts if part not in OFFERS]
         if unknown:
             raise SettingError(f"FromProbe(parts={self.parts!r}) has {unknown[0]!r}; choose from {', '.join(OFFERS)}")
@@ -135,14 +144,15 @@ class FromProbe(StartRule):
     def __call__(self, base: Base, method: Halrp, run: TaskRun, check: CommitCheck, costs: Costs) -> Starts:
         """Return where fine-tuning starts, and what the task owns in any case: its head."""
         net, costs = base.owning_copy(run.data.width, *run.seed_key), self._with_statistics(base, costs)
-        self._fit_head(base, net, run)
+        _, cross_fit = self._fit_head(base, net, run)
         head = {n: t for n, t in base.owned_tensors(net).items() if base.plan.role(n) == "head"}
         weights, size = base.adapted_weights(), Size(base.parameter_count, base.size.bytes)
         kernels = {n: p.kernel for n, p in base.plan.named("adapted").items()}
         views = method.views(any(kernels.values()), validation=True)
         covered = frozenset() if self.redundant else offers.followed_by_norm(net, base.call, check.first)
         tried = {n: views if kernel else ("full",) for n, kernel in kernels.items()}
-        wanted = self._wanted(base, method, run, covered, tried)
+        near = reach.reached(net, base.call, check.first, weights, self.reach)
+        wanted = self._wanted(base, method, run, covered, tried, near)
         vectors, missing = offers.collect(net, wanted, run, self.examples)
         parameters = dict(net.named_parameters())
         check.gradients({n: parameters[n] for n in weights}, [parameters[n] for n in missing])
@@ -188,6 +198,7 @@ class FromProbe(StartRule):
                 freezes_statistics=self.statistics == "base",
                 units=_units(layers, vectors, factors),
                 matrices=choice.precisions,
+                cross_fit=cross_fit,
             )
             if best is None or choice.worth > best[0]:
                 best = choice.worth, view, start
@@ -196,30 +207,27 @@ class FromProbe(StartRule):
 
     # ---- the head -------------------------------------------------------------------------------------------------
 
-    def _fit_head(self, base: Base, net: nn.Module, run: TaskRun) -> probe.Probe | None:
-        """Fit the head of a network in place, or train it where its outputs are not the model's."""
+    def _fit_head(self, base: Base, net: nn.Module, run: TaskRun) -> tuple[probe.Probe | None, CrossFit | None]:
+        """Fit the head of a network in place, or train it where its outputs are not the model's.
+
+        Also fit heads without each fold, where fine-tuning can use them.
+        """
         path = base.plan.head
         if not path or self.head == "random":
-            return None
+            return None, None
         net.eval()
-        with agreed(run.processes, run.task):
-            train = probe.features(net, path, whole(run.data.train), run.recipe.batch, run.seed_key)
-            held = run.data.val
-            val = None if held is None else probe.features(net, path, held, run.recipe.batch, run.seed_key)
+        train, val = features_of(net, path, run)
         if train is None:
             self._train_head(base, net, run)
-            return None
+            return None, None
         if run.processes is not None and isinstance(run.data.train, Loaded):  # each has read its own part
             train = probe.Features(*map(run.processes.rows, train))
-        head = net.get_submodule(path)
-        fitted = probe.fit(head, run.data.objective, train, val, from_zero=base.plan.output == path)
-        fitted_values = dict(fitted.head.named_parameters())
-        with torch.no_grad():
-            for name, parameter in head.named_parameters():
-                parameter.copy_(fitted_values[name])
+        head, single = net.get_submodule(path), base.plan.output == path
+        fitted = probe.fit(head, run.data.objective, train, val, from_zero=single)
+        probe.copy_into(head, fitted.head)
         if run.processes is not None:
             run.processes.take_first(list(head.parameters()), "the fitted head")
-        return fitted
+        return fitted, CrossFit.of(net, path, fitted.penalty, run, train, self.folds) if single else None
 
     def _train_head(self, base: Base, net: nn.Module, run: TaskRun) -> None:
         """Train the head through the network: one epoch, over frozen features that are computed every time."""
@@ -239,11 +247,12 @@ class FromProbe(StartRule):
         run: TaskRun,
         covered: Container[str],
         views: Mapping[str, tuple[str, ...]],
+        near: Container[str],
     ) -> offers.Wanted:
-        """The parts whose gradients are taken; norms do what row scales and biases of `covered` modules would do."""
+        """The parts of modules that are `near` the output; norms do what scales and biases of `covered` ones would."""
         lowest = method.precision if self.bits is None else "int8" if self.bits == "int8" else "int4"
         holders, size = dict(base.module.named_modules()), Size(base.parameter_count, base.size.bytes)
-        adapted = base.adapted_weights()
+        adapted = {n: weight for n, weight in base.adapted_weights().items() if n.rpartition(".")[0] in near}
         tables = {n for n in adapted if family_for(holders[n.rpartition(".")[0]]).reads_few_rows}
         rows = {n for n in adapted if n not in tables and n.rpartition(".")[0] not in covered}
         kinds = {"norm": "norms", "bias": "biases"}
@@ -251,6 +260,7 @@ class FromProbe(StartRule):
             n
             for n, p in base.plan.named("owned").items()
             if p.role != "head"
+            and n.rpartition(".")[0] in near
             and kinds.get(p.role, "others") in self.parts
             and not (p.role == "bias" and n.rpartition(".")[0] in covered)
         }

@@ -118,9 +118,7 @@ def fit(head: nn.Module, objective: Objective, train: Features, val: Features | 
     unit = float(train.x.square().mean()) or 1.0
     start = copy.deepcopy(head).to(train.x.dtype).requires_grad_(True)
     if from_zero:
-        with torch.no_grad():
-            for parameter in start.parameters():
-                parameter.zero_()
+        _at_zero(start)
     penalties = PENALTIES if from_zero else PENALTIES[::-3]  # fewer: fitting several layers takes long
     if val is None:
         best = _by_folds(start, objective, train, unit, penalties)
@@ -137,7 +135,31 @@ def fit(head: nn.Module, objective: Objective, train: Features, val: Features | 
             if waited >= WAIT:
                 break
     assert chosen is not None
-    return Probe(_checked(chosen.head), chosen.penalty, chosen.validation)
+    return chosen._replace(head=_checked(chosen.head))
+
+
+def fit_with(penalty: float, head: nn.Module, objective: Objective, train: Features) -> nn.Module:
+    """A head of a single layer, fitted from zero with a penalty of `PENALTIES`."""
+    train = _precise(train)
+    unit = float(train.x.square().mean()) or 1.0
+    start = _at_zero(copy.deepcopy(head).to(train.x.dtype).requires_grad_(True))
+    *_, (_, fitted) = _path(start, objective, train, unit, PENALTIES[: PENALTIES.index(penalty) + 1])
+    return _checked(fitted)
+
+
+@torch.no_grad()
+def copy_into(head: nn.Module, fitted: nn.Module) -> None:
+    """Give a head the values of a fitted one."""
+    values = dict(fitted.named_parameters())
+    for name, parameter in head.named_parameters():
+        parameter.copy_(values[name])
+
+
+@torch.no_grad()
+def _at_zero(head: nn.Module) -> nn.Module:
+    for parameter in head.parameters():
+        parameter.zero_()
+    return head
 
 
 def _precise(data: Features) -> Features:
@@ -152,6 +174,20 @@ def measured(head: nn.Module, objective: Objective, data: Features) -> Validatio
     return Validation(float(objective.loss(outputs, data.y)), float(objective.score(outputs, data.y)))
 
 
+def folds(y: Tensor, count: int) -> Tensor:
+    """The fold of each example, (N,): dealt in the order of their targets, so that every fold has its share of each.
+
+    Targets of several numbers have no order, and the examples are dealt in one that is drawn.
+    """
+    if y.dim() == 1:
+        order = y.argsort(stable=True)
+    else:
+        order = torch.randperm(len(y), generator=seeding.generator("folds")).to(y.device)
+    dealt = torch.empty_like(order)
+    dealt[order] = torch.arange(len(y), device=y.device) % count
+    return dealt
+
+
 def _by_folds(
     start: nn.Module, objective: Objective, train: Features, unit: float, penalties: Sequence[float]
 ) -> float:
@@ -159,11 +195,11 @@ def _by_folds(
     count = min(FOLDS, len(train.y))
     if count < 2:
         return max(penalties)
-    folds = torch.arange(len(train.y), device=train.y.device) % count
+    fold_of = folds(train.y, count)
     losses = torch.zeros(len(penalties))
     for fold in range(count):
-        inside = train.rows(folds != fold)
-        outside = train.rows(folds == fold)
+        inside = train.rows(fold_of != fold)
+        outside = train.rows(fold_of == fold)
         for number, (_, head) in enumerate(_path(start, objective, inside, unit, penalties)):
             losses[number] += measured(head, objective, outside).loss * len(outside.y)
     return penalties[int(losses.argmin())]

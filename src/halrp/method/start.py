@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from halrp.method.cross_fit import CrossFit
 from halrp.method.protocols import Allocator, TaskCosts
 from halrp.method.task_costs import Costs
 from halrp.model.base import Base
@@ -42,6 +43,8 @@ class Start:
     """Whether the network is of use as it is: then it is trained to nothing worse."""
     freezes_statistics: bool = False
     """Whether norms are trained over the running statistics of the base."""
+    cross_fit: CrossFit | None = None
+    """The heads by which fine-tuning sees the examples, if not by the task's own."""
 
 
 class Starts(NamedTuple):

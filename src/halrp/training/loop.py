@@ -175,9 +175,11 @@ class Training:
             self._evaluation_mode()
             self._updates.clear_gradients()
         self._measure_statistics()
-        if self._stopping is not None and self.is_over:
+        if self.is_over and self._stopping is not None:
             self._compare_end()
             self._stopping.restore(self._evaluated())
+        elif self.is_over:
+            self._settle()
         if not all(bool(parameter.isfinite().all()) for parameter in self._updates.parameters):
             raise DivergedError(
                 f"{self.stage.task}: a parameter is no longer finite after {self.stage.name}; "
@@ -306,8 +308,13 @@ class Training:
         self._evaluation_mode(as_committed)
         if as_committed:
             self._measure_statistics()
+        self._settle()
         with seeding.isolated(*self.stage.seed_key, "validation", device=self._device):  # a loader may draw its order
             return Validation(*self._validate(self.module))
+
+    def _settle(self) -> None:
+        if self._hooks.settle is not None and self.epoch:
+            self._hooks.settle()
 
     def _report(self, step: int, loss: float | None, seconds: float, validation: Validation | None = None) -> None:
         if self._notify is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
@@ -48,6 +48,7 @@ class TaskRun:
         frozen_statistics: bool = False,
         keep_best: bool = False,
         drops: bool = False,
+        settle: Callable[[], None] | None = None,
     ) -> Training:
         """The training of a stage. Variants of one stage, "fine-tune: mean" and "fine-tune: full", draw alike.
 
@@ -63,7 +64,7 @@ class TaskRun:
             self.data.train,
             recipe,
             Stage(epochs, (*self.seed_key, stage.partition(":")[0]), self.task, f"{self.prefix}{stage}"),
-            Hooks(augment=self.data.augment),
+            Hooks(augment=self.data.augment, settle=settle),
             self.notify,
             self.checkpoints,
             None if self.data.val is None else self._validate,

@@ -45,3 +45,5 @@ class Hooks:
     """May change the gradients before a step; they include the l1 penalty, and not yet the optimiser's l2."""
     after_step: Callable[[], None] | None = None
     """May change the parameters in place after a step."""
+    settle: Callable[[], None] | None = None
+    """Fits what is not trained to the module as it is, before it is measured, and when training is over."""

@@ -16,6 +16,7 @@ from halrp.model.kernels.convolution import (
     Geometry,
     convolve,
     input_gradient,
+    is_last,
     kernel_gradient,
     pointwise,
     window_sums,
@@ -131,7 +132,7 @@ class Convolution:
         """
         like = as_filters(weight.new_empty(()).expand(weight.shape[:2]), weight)
         (rows, columns), rank = weight.shape[:2], p.shape[1]
-        narrow = FEW_COMPONENTS * rank * (rows + columns) <= rows * columns and _is_last(g) and _is_last(x)
+        narrow = FEW_COMPONENTS * rank * (rows + columns) <= rows * columns and is_last(g) and is_last(x)
         residual, dp, dq = weight.new_zeros(rows, columns), torch.zeros_like(p.t()), torch.zeros_like(q)
         for u, v in _slices(g, x):
             sums = window_sums(v, weight, self.geometry)
@@ -168,11 +169,6 @@ def _slices(g: Tensor, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Examples of g and x in parts whose window sums stay in the cache."""
     parts = max(1, x.numel() // SLICE)
     return zip(g.chunk(parts), x.chunk(parts), strict=True)
-
-
-def _is_last(x: Tensor) -> bool:
-    """Whether the channels of one position lie side by side in memory."""
-    return x.movedim(1, -1).is_contiguous()
 
 
 def _as_rows(x: Tensor) -> Tensor:

@@ -36,6 +36,14 @@ from halrp.lab.report.documents.studies import (
     statistics_table,
     strengths_table,
 )
+from halrp.lab.report.documents.worth import (
+    ablations_table,
+    bytes_chart,
+    bytes_table,
+    correlations_table,
+    entropy_table,
+    worth_chart,
+)
 from halrp.lab.report.figure import Plot
 from halrp.lab.report.figures_accuracy import final_accuracy
 from halrp.lab.report.figures_size import frontier
@@ -79,7 +87,13 @@ PENALTIES = {"l1": 1e-4, "l2": 1e-4}
 """The penalties with which the warm-up is varied."""
 BY_SIZE = tuple(name for name, entry in METHODS.items() if entry.compared_by_size)
 """Methods whose accuracy is compared by their bytes."""
-DOCUMENTS = ("README.md", "docs/results.md", "docs/scaling.md", *(f"docs/methods/{name}.md" for name in WITH_PAGES))
+DOCUMENTS = (
+    "README.md",
+    "docs/results.md",
+    "docs/scaling.md",
+    "docs/worth.md",
+    *(f"docs/methods/{name}.md" for name in WITH_PAGES),
+)
 
 
 def parts(root: Path) -> dict[str, Callable[[], str]]:
@@ -100,6 +114,10 @@ def parts(root: Path) -> dict[str, Callable[[], str]]:
         "checkpoints": partial(ratios_table, benchmarks / "checkpoints.json", "ten epochs, LeNet"),
         "overhead": partial(ratios_table, benchmarks / "lab_overhead.json", "three tasks, LeNet"),
         "starts": partial(starts_table, benchmarks / "starts.json"),
+        "start-ablations": partial(ablations_table, benchmarks / "ablations.json"),
+        "worth": partial(correlations_table, benchmarks / "worth.json"),
+        "bytes": partial(bytes_table, benchmarks / "bytes.json"),
+        "entropy": partial(entropy_table, benchmarks / "entropy.json"),
         "decoding": partial(decoding_table, benchmarks / "decode.json"),
         "times": partial(times_table, benchmarks / "time_per_task.json"),
         "statistics": partial(statistics_table, root / "statistics", split, root / "cifar100-superclass-5"),
@@ -141,7 +159,7 @@ def figures(root: Path) -> dict[str, tuple[Plot, str]]:
     main = load([root / MAIN.folder]).records
     sized = load([root / "cifar100-split-25", root / "frontier-cifar100-split"]).records
     sized = [record for record in sized if record.order == "A" and record.method != "finetune"]
-    drawn = {}
+    drawn: dict[str, tuple[Plot, str]] = {}
     for path, build, records in (
         ("docs/figures/accuracy.svg", final_accuracy, main),
         ("docs/figures/frontier.svg", frontier, sized),
@@ -150,6 +168,8 @@ def figures(root: Path) -> dict[str, tuple[Plot, str]]:
         assert figure is not None, f"{path}: the records have nothing to draw"
         label, plot = next(iter(figure.plots.items()))
         drawn[path] = plot, f"{figure.title}: {label}"
+    drawn["docs/figures/bytes.svg"] = bytes_chart(root / "benchmarks" / "bytes.json")
+    drawn["docs/figures/worth.svg"] = worth_chart(root / "benchmarks" / "worth.json")
     return drawn
 
 

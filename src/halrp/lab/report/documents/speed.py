@@ -17,7 +17,7 @@ NAME = Column("code", "method")
 
 def times_table(path: Path) -> str:
     """Time per task as tasks accumulate: at some positions, and how much each further task adds."""
-    measured = _rows(path)
+    measured = rows_in(path)
     positions = [p for p in (1, 2, 5, 10, 15, 20) if p <= len(measured[0]["beside"])]
     rows = []
     for row in sorted(measured, key=lambda row: -_slope(row["beside"])):
@@ -36,13 +36,13 @@ def times_table(path: Path) -> str:
 def ratios_table(path: Path, title: str) -> str:
     """The ratios of a benchmark with their quartiles."""
     quartiles = Column("lower", "quartiles", 2, others=("upper",), separator=" – ")
-    return markdown((Column("name", title), Column("ratio", "ratio", 2), quartiles), _rows(path))
+    return markdown((Column("name", title), Column("ratio", "ratio", 2), quartiles), rows_in(path))
 
 
 def memory_table(path: Path) -> str:
     """Peak memory of learning, and its ratio to that of training the whole network."""
     columns = (Column("name", "learning"), Column("megabytes", "MB", 0), Column("ratio", "ratio", 2))
-    return markdown(columns, _rows(path))
+    return markdown(columns, rows_in(path))
 
 
 def starts_table(path: Path) -> str:
@@ -56,7 +56,7 @@ def starts_table(path: Path) -> str:
         Column("bytes", "bytes per task", format="{:,}".format),
         Column("runs", "seeds"),
     )
-    rows = [row | {"start": row["name"], "runs": len(row["accuracies"])} for row in _rows(path)]
+    rows = [row | {"start": row["name"], "runs": len(row["accuracies"])} for row in rows_in(path)]
     for row in rows:
         row["code"] = Markdown(f"`{row['stream']}`")
         if row["name"] == "no components":  # what the others are compared with
@@ -75,10 +75,11 @@ def decoding_table(path: Path) -> str:
         Column("again", "opened again s", 3),
         Column("through", "read through s", 3),
     )
-    return markdown(columns, _rows(path))
+    return markdown(columns, rows_in(path))
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
+def rows_in(path: Path) -> list[dict[str, Any]]:
+    """The rows of a benchmark's record."""
     rows: list[dict[str, Any]] = json.loads(path.read_text("utf-8"))["rows"]
     return [row | {"code": Markdown(f"`{row['name']}`")} for row in rows]
 

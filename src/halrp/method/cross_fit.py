@@ -1,0 +1,133 @@
+"""Cross-fitting: each example is trained on by a head that has not seen it.
+
+At the probe the head has been fitted to the training examples. Where features are more than examples it has nearly
+learned them by heart: the slope of their loss is a small part of that of other examples, and the rest of it belongs to
+the few that are hardest. So the examples are dealt into folds, a head is fitted without each of them on the frozen
+features, and fine-tuning sends an example through the head of its own fold. These heads do not train. What the other
+parts learn from them is to make features that heads of other examples can use. In the end the task's head is fitted
+again, on the features of the fine-tuned network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from halrp.method import probe
+from halrp.model.batch import Batch
+from halrp.model.call import Call
+from halrp.training.batches import Augment, InMemory
+from halrp.training.distributed import agreed
+from halrp.training.run import TaskRun
+from halrp.training.shared_data import whole
+
+
+class _Folds:
+    """The folds of the rows that a network is computing; None where each row has the network's own head."""
+
+    rows: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _FoldedCall(Call):
+    """A call with a batch (x, folds), whose rows have the heads of their folds."""
+
+    folds: _Folds = field(default_factory=_Folds)
+
+    def given(self, module: nn.Module, batch: Batch) -> object:
+        """All that a module gives for x."""
+        x, self.folds.rows = batch
+        try:
+            return super().given(module, x)
+        finally:
+            self.folds.rows = None
+
+
+@dataclass(frozen=True, eq=False)
+class CrossFit:
+    """The heads of a task's folds, each fitted to all other examples."""
+
+    path: str
+    """Of the head in a network."""
+    heads: Sequence[nn.Module]
+    fold: Tensor
+    """(N,) the fold of each training example."""
+    folds: _Folds
+
+    @staticmethod
+    def of(
+        net: nn.Module, path: str, penalty: float, run: TaskRun, train: probe.Features, count: int
+    ) -> CrossFit | None:
+        """Fit a head without each of `count` folds, with the penalty of the head that was fitted to all.
+
+        None where rows cannot be distinguished, or are too few: data that a loader reads, several processes, less
+        features than examples, or a compiled step.
+        """
+        data = run.data.train
+        apart = isinstance(data, InMemory) and run.processes is None and not run.recipe.compile
+        if count < 2 or not apart or len(train.y) != data.examples or data.examples < 2 * count:
+            return None
+        fold, head, objective = probe.folds(train.y, count), net.get_submodule(path), run.data.objective
+        heads = [probe.fit_with(penalty, head, objective, train.rows(fold != number)) for number in range(count)]
+        return CrossFit(path, [head.requires_grad_(False) for head in heads], fold, _Folds())
+
+    def run(self, run: TaskRun) -> TaskRun:
+        """The task, with each training example in the care of its fold's head."""
+        train, augment = run.data.train, run.data.augment
+        assert isinstance(train, InMemory)
+        call = _FoldedCall(train.call.output, train.call.transform, self.folds)
+        folded = replace(train, x=(train.x, self.fold.to(train.y.device)), call=call)
+        return replace(run, data=run.data._replace(train=folded, augment=augment and _beside_folds(augment)))
+
+    @contextmanager
+    def installed(self, net: nn.Module) -> Iterator[None]:
+        """Let a network use these heads, for a block, where its rows have folds.
+
+        Its own head counts nothing then, but has gradients, which are zero: an optimiser remembers all it trains.
+        """
+
+        def by_fold(_: nn.Module, args: tuple[Tensor], given: Tensor) -> Tensor | None:
+            if self.folds.rows is None:
+                return None
+            outputs = torch.stack([head(args[0].to(_dtype(head))) for head in self.heads], 1)
+            return outputs[torch.arange(len(given), device=given.device), self.folds.rows].to(given.dtype) + 0 * given
+
+        handle = net.get_submodule(self.path).register_forward_hook(by_fold)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def settle(self, net: nn.Module, run: TaskRun) -> None:
+        """Fit the head of a network again, on its features as they are now."""
+        head = net.get_submodule(self.path)
+        train, val = features_of(net, self.path, run)
+        if train is not None:
+            probe.copy_into(head, probe.fit(head, run.data.objective, train, val, from_zero=True).head)
+
+
+def features_of(net: nn.Module, path: str, run: TaskRun) -> tuple[probe.Features | None, probe.Features | None]:
+    """What the head of a network gets for a task's training and validation data (`probe.features`)."""
+    with agreed(run.processes, run.task):
+        train = probe.features(net, path, whole(run.data.train), run.recipe.batch, run.seed_key)
+        held = run.data.val
+        val = None if held is None else probe.features(net, path, held, run.recipe.batch, run.seed_key)
+    return train, val
+
+
+def _dtype(head: nn.Module) -> torch.dtype:
+    return next(head.parameters()).dtype
+
+
+def _beside_folds(augment: Augment) -> Augment:
+    """An augmentation of x for batches (x, folds)."""
+
+    def augmented(batch: Batch, generator: torch.Generator) -> Batch:
+        x, folds = batch
+        return augment(x, generator), folds
+
+    return augmented
