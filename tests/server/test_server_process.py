@@ -241,7 +241,7 @@ def test_the_page_shows_tasks_and_lets_a_person_try_one(address: str, learner: L
 
 
 def test_a_server_that_is_terminated_answers_the_requests_under_way(store: Path, learner: Learner) -> None:
-    with server(store, "--delay", "3000") as (address, process):
+    with server(store, "--delay", "600000", "--timeout", "600") as (address, process):
         under_way, other = (http.client.HTTPConnection(address, timeout=PATIENCE) for _ in range(2))
         under_way.request("POST", "/v2/models/t1/infer", infer_body(X[:2]))  # it waits for others to share its batch
         waiting = "0"

@@ -73,7 +73,7 @@ class Fusion:
         self.counts = Counts()
         self._predictor, self._limits, self._together = predictor, limits, together
         self._queue: deque[Waiting] = deque()
-        self._changed, self._closed = Condition(), False
+        self._changed, self._closed, self._hurried = Condition(), False, False
         self._thread = Thread(target=self._work, name="halrp-fusion", daemon=True)
         self._thread.start()
 
@@ -93,6 +93,12 @@ class Fusion:
             self._queue.append(request)
             self._changed.notify_all()
         return request.answer
+
+    def hurry(self) -> None:
+        """Let no request wait for others any more: the server shuts down."""
+        with self._changed:
+            self._hurried = True
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Compute what waits, and end the thread."""
@@ -122,7 +128,7 @@ class Fusion:
                 self._changed.wait()
             first = self._queue[0]
             until = time.monotonic() + self._limits.delay
-            while self._together and not self._closed:
+            while self._together and not (self._closed or self._hurried):
                 rest = until - time.monotonic()
                 if rest <= 0 or self._rows_like(first) >= self._limits.batch:
                     break

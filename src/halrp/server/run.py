@@ -52,6 +52,19 @@ class Address:
             raise SettingError(f"cannot listen on {self.host}, port {self.port}: {error}") from error
 
 
+class _Server(uvicorn.Server):
+    """A server that does not let requests wait for others once it shuts down."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Finish the requests under way."""
+        self._service.fusion.hurry()
+        await super().shutdown(sockets)
+
+
 def serve(service: Service, address: Address, tokens: Tokens | None, started: Callable[[str], None]) -> None:
     """Answer requests until SIGTERM or SIGINT; then finish those under way. `started` gets the address."""
     address.check(tokens)
@@ -70,4 +83,4 @@ def serve(service: Service, address: Address, tokens: Tokens | None, started: Ca
     with address.bound() as listening:
         host = f"[{address.host}]" if ":" in address.host else address.host
         started(f"http://{host}:{listening.getsockname()[1]}")
-        uvicorn.Server(config).run(sockets=[listening])
+        _Server(config, service).run(sockets=[listening])
