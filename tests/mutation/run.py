@@ -15,15 +15,16 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from random import Random
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import pytest
 
-from tests.mutation.coverage import Coverage
+from tests.mutation.coverage import RAN, Coverage, recording
 from tests.mutation.mutants import Mutant, mutants
 
 OPTIONS = ["-q", "-n", "0", "-m", "not slow", "-p", "no:cacheprovider", "--no-header", "--hypothesis-seed=0"]
@@ -55,31 +56,31 @@ _RESULTS = {
 
 
 class _Loader(importlib.abc.SourceLoader):
-    """Loads one module from a changed source, under its own path."""
+    """Loads one module from changed code, under its own path, with some names that it finds there."""
 
-    def __init__(self, path: str, source: str) -> None:
-        self.path, self.source = path, source
+    def __init__(self, path: str, code: CodeType, names: Mapping[str, object]) -> None:
+        self.path, self.code, self.names = path, code, names
 
     def get_filename(self, fullname: str) -> str:
         return self.path
 
     def get_data(self, path: str) -> bytes:
-        if path != self.path:
-            raise OSError(path)  # no cached byte code
-        return self.source.encode()
+        return Path(path).read_bytes()
 
     def exec_module(self, module: ModuleType) -> None:
-        exec(compile(self.source, self.path, "exec"), module.__dict__)
+        module.__dict__.update(self.names)
+        exec(self.code, module.__dict__)
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, module: str, path: str, source: str) -> None:
-        self.module, self.path, self.source = module, path, source
+class Changed(importlib.abc.MetaPathFinder):
+    """Finds one module with changed code."""
+
+    def __init__(self, module: str, code: str | ast.Module, **names: object) -> None:
+        self.module, path = module, path_of(module)
+        self.loader = _Loader(path, compile(code, path, "exec"), names)
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if fullname != self.module:
-            return None
-        return importlib.util.spec_from_loader(fullname, _Loader(self.path, self.source))
+        return importlib.util.spec_from_loader(fullname, self.loader) if fullname == self.module else None
 
 
 class _Selection:
@@ -150,9 +151,12 @@ def measured(targets: Mapping[str, Sequence[str]]) -> dict[str, Measured]:
 
     def work() -> object:
         coverage = Coverage(paths)
-        code = pytest.main([*OPTIONS, *files], plugins=[coverage])
+        for path, module in paths.items():
+            code = recording(Path(path).read_text("utf-8"))
+            sys.meta_path.insert(0, Changed(module, code, **{RAN: partial(coverage.ran, path)}))
+        exit_code = pytest.main([*OPTIONS, *files], plugins=[coverage])
         lines = {paths[path]: list(tests.items()) for path, tests in coverage.tests().items()}
-        return [int(code), lines, coverage.seconds]
+        return [int(exit_code), lines, coverage.seconds]
 
     result = in_child(work, 3600)
     if result is None or result[0] != 0:
@@ -196,7 +200,7 @@ def outcome(module: str, mutant: Mutant, near: Measured) -> Outcome:
     needed = sorted({test.partition("::")[0] for test in chosen})
 
     def work() -> object:
-        sys.meta_path.insert(0, _Finder(module, path_of(module), mutant.source))
+        sys.meta_path.insert(0, Changed(module, mutant.source))
         return int(pytest.main([*OPTIONS, "-x", *needed], plugins=[_Selection(chosen)]))
 
     code = in_child(work, 3 * total + SLACK)

@@ -33,6 +33,12 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/store/test_part_files.py",
         "tests/method/test_budget.py",
     ),
+    "halrp.model.int4": ("tests/model/test_int4.py", "tests/model/test_codec.py", "tests/store/test_part_files.py"),
+    "halrp.model.task_parts": (
+        "tests/model/test_task_parts.py",
+        "tests/model/test_mixed_parts.py",
+        "tests/store/test_part_files.py",
+    ),
     "halrp.method.allocate": (
         "tests/method/test_allocate.py",
         "tests/method/test_budget.py",
@@ -61,6 +67,16 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/store/test_task_file_fuzz.py",
         "tests/store/test_part_files.py",
     ),
+    "halrp.store.part_codes": (
+        "tests/store/test_part_files.py",
+        "tests/store/test_part_stores.py",
+        "tests/store/test_part_corpus.py",
+    ),
+    "halrp.store.streams": (
+        "tests/store/test_task_file.py",
+        "tests/store/test_task_file_fuzz.py",
+        "tests/store/test_part_files.py",
+    ),
     "halrp.store.manifest": (
         "tests/store/test_manifest.py",
         "tests/store/test_folder_fuzz.py",
@@ -68,7 +84,13 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/store/test_store.py",
         "tests/store/test_store_refusals.py",
     ),
-    "halrp.store.store": ("tests/store/test_store_calls.py", *_STORE),
+    "halrp.store.store": tuple(
+        f"tests/store/test_{name}.py"
+        for name in (
+            *("store_calls", "store", "store_refusals", "lineage"),
+            *("manage", "manage_together", "signed_store"),
+        )
+    ),
     "halrp.store.lineage": _STORE,
     **{f"halrp.store.{name}": (f"tests/store/test_{name}.py", *_STORE) for name in ("commit", "folder", "trash")},
 }
