@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -68,6 +69,15 @@ def test_a_view_that_was_not_chosen_is_gone_when_the_other_continues(monkeypatch
     assert last == {"warm-up": False, f"fine-tune: {view}": True, f"fine-tune: {other}": False}
 
 
+@pytest.fixture
+def only_new_objects() -> Iterator[None]:
+    """Let the garbage collector look at objects that are made from now on: all that is loaded are some millions."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 WIDTH = 251
 """Of a layer whose size no other tensor has."""
 
@@ -84,6 +94,7 @@ def weights_in_memory() -> int:
     return len(addresses)
 
 
+@pytest.mark.usefixtures("only_new_objects")
 @pytest.mark.parametrize("base", ["first", "given"])
 def test_while_fine_tuning_the_base_is_in_memory_once(base: Any) -> None:
     layers = (nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 3))
@@ -103,6 +114,7 @@ def test_while_fine_tuning_the_base_is_in_memory_once(base: Any) -> None:
     assert weights_in_memory() == 4
 
 
+@pytest.mark.usefixtures("only_new_objects")
 def test_a_start_at_the_probe_has_the_base_once_and_one_gradient_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("halrp.method.weight_gradients.SUMMED", 0)  # gradients of layers this small would be summed
     layers = [part for _ in range(4) for part in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
