@@ -21,6 +21,11 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 EXACT: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-13}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def heads_are_fitted_quickly() -> None:
+    """They are not: the examples run as a reader runs them."""
+
+
 @pytest.fixture(scope="module")
 def minimal() -> dict[str, Any]:
     """The names of `examples/minimal.py`, without running its main part."""

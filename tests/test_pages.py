@@ -20,6 +20,11 @@ LINK = re.compile(r"\]\(([\w./-]*)(?:#([\w-]+))?\)")
 PAGES = ("guide.md", "serving.md", "tasks.md", "training.md", "transformers.md", "vision.md")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def heads_are_fitted_quickly() -> None:
+    """They are not: the pages run as a reader runs them."""
+
+
 def run(
     page: str,
     folder: Path,

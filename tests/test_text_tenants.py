@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 import runpy
-import subprocess
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -84,7 +84,7 @@ def test_descriptions_are_read_by_section(example: dict[str, Any], monkeypatch: 
         "Package: a\nSection: games\nDescription: a puzzle\nTag: x\n\nPackage: b\nSection: contrib/games\n"
         "Description: a race\n\nPackage: c\nSection: games\nDescription: a puzzle\n\nPackage: d\nSection: net\n"
     )
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess((), 0, listed, ""))
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: SimpleNamespace(stdout=listed, returncode=0))
     assert example["descriptions"]() == {"games": ["a puzzle", "a race"]}
 
 

@@ -71,19 +71,36 @@ MODULES = frozenset(
 """Modules of Python with which a test can depend on how fast something runs."""
 
 
-@cache
+STARTING = frozenset(("multiprocessing", "subprocess"))
+"""Those with which a test starts a process that has nothing of its own, as a fork has."""
+
+
 def uses_timing(path: Path) -> bool:
     """Whether a module of tests uses processes, threads, signals, sockets or clocks, itself or by a helper of tests."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    if any(isinstance(node, ast.Attribute) and node.attr == "fork" for node in ast.walk(tree)):
+    return uses(path, MODULES, fork=True)
+
+
+@cache
+def uses(path: Path, modules: frozenset[str], fork: bool = False) -> bool:
+    """Whether a module of tests imports one of some modules, itself or by a helper of tests, or forks."""
+    imported, forks = _read(path)
+    if fork and forks:
         return True
-    for name in _imported(tree):
+    for name in imported:
         helper = ROOT / f"{name.replace('.', '/')}.py"
-        if name.partition(".")[0] in MODULES:
+        if name.partition(".")[0] in modules:
             return True
-        if name.startswith("tests.") and helper.is_file() and helper != path and uses_timing(helper):
+        if name.startswith("tests.") and helper.is_file() and helper != path and uses(helper, modules, fork):
             return True
     return False
+
+
+@cache
+def _read(path: Path) -> tuple[tuple[str, ...], bool]:
+    """The names that a file imports, and whether it forks."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    forks = any(isinstance(node, ast.Attribute) and node.attr == "fork" for node in ast.walk(tree))
+    return tuple(_imported(tree)), forks
 
 
 def _imported(tree: ast.AST) -> Iterator[str]:

@@ -20,6 +20,11 @@ KEY = (0, "base", "task")
 CLASSES = Classification(3)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def heads_are_fitted_quickly() -> None:
+    """They are not: how well they are fitted is what is asked here."""
+
+
 def labelled(examples: int, seed: int = 0, noise: float = 2.0) -> Features:
     """Features of three classes that overlap, in a unit that is not one."""
     generator = torch.Generator().manual_seed(seed)

@@ -75,7 +75,9 @@ def recording(source: str) -> ast.Module:
 
     The lines of a statement are all of it that is no part of a statement inside it. What runs at import names none.
     """
-    return ast.fix_missing_locations(_Recording().visit(ast.parse(source)))
+    tree = ast.parse(source)
+    _Recording().visit(tree)
+    return ast.fix_missing_locations(tree)
 
 
 class _Recording(ast.NodeTransformer):
@@ -88,7 +90,7 @@ class _Recording(ast.NodeTransformer):
         """The node; a statement of a function after the call that names its lines."""
         if not isinstance(node, ast.stmt):
             return self.generic_visit(node)
-        call = _call(_own_lines(node), node)
+        call = _call(_lines_of(node), node)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             self._visit_function(node)
         else:
@@ -97,21 +99,21 @@ class _Recording(ast.NodeTransformer):
 
     def _visit_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         """A call of a function runs the lines above its body: a default value or a decorator shows only then."""
-        entry, self.functions = _call(_own_lines(node), node.body[0]), self.functions + 1
+        entry, self.functions = _call(_lines_of(node), node.body[0]), self.functions + 1
         self.generic_visit(node)
         self.functions -= 1
         node.body.insert(int(_is_text(node.body[0])), entry)
 
 
-def _own_lines(statement: ast.stmt) -> set[int]:
+def _lines_of(statement: ast.stmt) -> set[int]:
     """The lines of a statement without those of the statements inside it; its first line in any case."""
     decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
     first = min([statement.lineno, *(each.lineno for each in decorators)])
-    inside = {line for each in ast.walk(statement) if isinstance(each, ast.stmt) for line in _lines(each, statement)}
+    inside = {line for each in ast.walk(statement) if isinstance(each, ast.stmt) for line in _range(each, statement)}
     return {*range(first, (statement.end_lineno or first) + 1)} - inside | {statement.lineno}
 
 
-def _lines(statement: ast.stmt, outside: ast.stmt) -> range:
+def _range(statement: ast.stmt, outside: ast.stmt) -> range:
     """The lines of a statement; none if it is the one outside."""
     return range(statement.lineno, (statement.end_lineno or 0) + 1) if statement is not outside else range(0)
 
