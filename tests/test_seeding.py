@@ -199,3 +199,7 @@ def test_the_generator_of_a_metal_device_is_seeded_and_put_back(monkeypatch: pyt
     with seeding.isolated("a", device=torch.device("mps")):
         assert calls == [seeding.seed_of("a")]
     assert calls[1:] == ["before"]
+    calls.clear()
+    with seeding.isolated("a", device=torch.device("cpu")):
+        pass
+    assert calls == [], "of another device it is left alone"

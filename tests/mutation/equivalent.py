@@ -67,6 +67,9 @@ EQUIVALENT: dict[str, dict[str, str]] = {
             "such a file is refused with another message"
         ),
     },
+    "halrp.store.store": {
+        "constant: 30.0 → 31.0": "how old a checkpoint may be",
+    },
     "halrp.store.commit": {
         "deletion: Stored = Callable[[str, Manifest], 'bytes | None'] → pass": _ANNOTATION,
         "constant: True → False": _FROZEN,

@@ -14,11 +14,13 @@ from halrp.errors import DamagedError, WrongBaseError
 from halrp.model.base import Base
 from halrp.model.codec import Coded
 from halrp.model.copies import held
+from halrp.model.description import Description
 from halrp.model.layout import Slot
 from halrp.store import task_file
 from halrp.store.fitting import check
 from tests.helpers import FAST, address, drawn, tiny_task
-from tests.store.test_store import ConvHead
+from tests.parts import Parts, recovered
+from tests.store.test_store import ConvHead, MixedTypes
 
 Change = Callable[[Delta], Delta]
 
@@ -163,6 +165,90 @@ def test_a_delta_that_does_not_fit_is_refused_for_what_does_not(case: str, delta
         check(change(delta), base, "the file")
     assert str(caught.value).startswith(f"the file: {words}" if not words.startswith("neither") else "the file: ")
     assert words in str(caught.value)
+
+
+# ---- tasks whose parts have precisions of their own -----------------------------------------------------------------
+
+
+@pytest.fixture
+def parts(base: Base) -> Delta:
+    """A head, and components of one weight in four bits."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn_tensor(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    stored: Parts = {
+        "plain/fc.weight": (drawn_tensor(3, 12), "int8"),
+        "plain/fc.bias": (drawn_tensor(3), "float32"),
+        "r/hidden.weight": (1 + 0.1 * drawn_tensor(12), "int8"),
+        "p/hidden.weight": (0.1 * drawn_tensor(12, 3), "int4"),
+        "q/hidden.weight": (0.1 * drawn_tensor(3, 32), "int4"),
+    }
+    description = Description(task="parts", classes=3, view="full")
+    return Delta.of_parts(description, base.layout, base.tensors, stored, recovered(base))
+
+
+def with_part(key: str, like: str) -> Change:
+    """Another part with the numbers of one that is there."""
+
+    def change(delta: Delta) -> Delta:
+        coded = {**delta.coded, key: delta.coded[like]}
+        return dataclasses.replace(delta, coded=coded, precisions={**delta.precisions, key: delta.precisions[like]})
+
+    return change
+
+
+MISFITTING_PARTS: dict[str, tuple[Change, str]] = {
+    "packed values of another shape": (
+        with_matrix("q/hidden.weight", values=torch.zeros(3, 15, dtype=torch.uint8)),
+        "q/hidden.weight has shape (3, 15), expected (3, 16)",
+    ),
+    "packed values of another type": (
+        with_matrix("q/hidden.weight", values=torch.zeros(3, 16)),
+        "q/hidden.weight has type torch.float32",
+    ),
+    "scales of groups of another type": (
+        with_matrix("q/hidden.weight", scale=torch.ones(3, 1)),
+        "scale of q/hidden.weight has type torch.float32",
+    ),
+    "four bits with a mask": (
+        with_matrix("q/hidden.weight", mask=torch.zeros(12, dtype=torch.uint8)),
+        "q/hidden.weight has parts that do not fit int4",
+    ),
+    "values of eight bits of another type": (
+        with_matrix("r/hidden.weight", values=torch.zeros(1, 12)),
+        "r/hidden.weight has type torch.float32",
+    ),
+    "row scales of what is not adapted": (
+        with_part("r/hidden.bias", like="r/hidden.weight"),
+        "it holds r/hidden.bias, which a task cannot own",
+    ),
+    "a part of what is not there": (
+        with_part("plain/nowhere", like="plain/fc.bias"),
+        "it holds plain/nowhere, which a task cannot own",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISFITTING_PARTS)
+def test_parts_that_do_not_fit_are_refused_for_what_does_not(case: str, parts: Delta, base: Base) -> None:
+    assert check(parts, base, "the file").precisions == parts.precisions
+    change, words = MISFITTING_PARTS[case]
+    with pytest.raises(DamagedError) as caught:
+        check(change(parts), base, "the file")
+    assert str(caught.value).startswith(f"the file: {words}")
+
+
+def test_a_small_weight_that_an_earlier_version_wrote_as_it_is_fits() -> None:
+    method = dataclasses.replace(Halrp.budget(growth_per_task=0.9, rest="float32"), start=WarmUp())
+    learner = Learner(drawn(MixedTypes), recipe=FAST, method=method, base="given")
+    task, base = learner.learn("t", tiny_task("mlp", 1)), learner._committed.ready
+    assert "narrow.weight" in task.dense
+    coded = {key: matrix for key, matrix in task.coded.items() if key != "dense/narrow.weight"}
+    earlier = with_plain("narrow.weight", task.owned["narrow.weight"])(dataclasses.replace(task, coded=coded))
+    fitted = check(earlier, base, "the file")
+    assert torch.equal(fitted.owned["narrow.weight"], task.owned["narrow.weight"])
 
 
 def test_a_dense_weight_of_the_right_shape_and_type_fits(delta: Delta, base: Base) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,32 @@ def test_the_checksum_of_a_manifest_is_that_of_the_lines_before_it() -> None:
     assert len(lines) == 13 + 2 + 1 + 3 + 1 + 2
 
 
+def test_a_head_that_is_no_text_is_refused() -> None:
+    content = spelled(manifest_of(3).content, '"head": "fc"', '"head": ["fc"]')
+    with pytest.raises(DamagedError, match=r"^source has a bad head"):
+        Manifest.parse(content, "source")
+
+
+def test_format_3_is_read_without_the_field_that_came_later() -> None:
+    manifest = manifest_of(3, 3)
+    assert b"counts_head" not in manifest.content
+    assert Manifest.parse(manifest.content, "manifest") == manifest
+
+
+def test_the_number_of_pruned_files_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    pruned = tuple(entry.file for entry in manifest_of(12).tasks.values())[4:]
+    content = replace(manifest_of(3), pruned=pruned).content
+    assert Manifest.parse(content, "manifest").pruned == pruned
+    monkeypatch.setattr(manifests, "MOST_FILES", len(pruned) - 1)
+    with pytest.raises(DamagedError, match="names 8 files, more than the 7"):
+        Manifest.parse(content, "manifest")
+
+
+def test_a_manifest_is_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        manifest_of(1).head = "other"  # type: ignore[misc]
+
+
 def test_a_pruned_file_that_is_in_use_is_refused() -> None:
     manifest = manifest_of(3)
     lying = replace(manifest, pruned=(manifest.tasks["task 1"].file,))
@@ -109,6 +135,7 @@ def test_old_versions_are_written_beside_their_task_and_read_back() -> None:
 
 OTHER = "0" * 64
 BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "channels_last": ({"channels_last": 1}, "bad channels_last"),
     "fingerprint": ({"fingerprint": "g" * 64}, "bad fingerprint"),
     "counts_head": ({"counts_head": "true"}, "bad counts_head"),
     "identity": ({"identity": "a" * 63}, "bad identity"),

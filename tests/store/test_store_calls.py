@@ -19,7 +19,7 @@ from halrp.errors import (
 from halrp.store import atomic, task_file
 from halrp.store.manifest import Entry, Manifest, entry_of
 from halrp.store.signing import Key
-from halrp.store.store import CHECKPOINT_EVERY, _largest
+from halrp.store.store import CHECKPOINT_EVERY, StoredTasks, _largest, _Reading
 from tests.store.stores import Material, snapshot
 
 KEY = Key("hmac-sha256", bytes(range(32)))
@@ -150,6 +150,18 @@ def test_a_store_that_was_read_and_vanished_is_noticed_by_reading_and_by_the_che
         fresh.read_all(material.base)
 
 
+def test_a_check_of_what_is_known_reads_nothing_if_nothing_is(store: Store) -> None:
+    (store.folder / "manifest.json").write_bytes(b"damaged")
+    assert Store(store.folder).check_known() is None  # type: ignore[func-returns-value]
+    with pytest.raises(DamagedError):
+        store.check_known()
+
+
+def test_what_is_read_cannot_be_changed() -> None:
+    for kind in (StoredTasks, _Reading):
+        assert vars(kind)["__dataclass_params__"].frozen, kind.__name__
+
+
 def test_a_signed_store_is_not_changed_without_its_key(material: Material, store: Store) -> None:
     assert store.sign(KEY) == Store(store.folder, signing_key=KEY).sign() == 5
     with pytest.raises(SettingError, match="has no key that signs; give one"):
@@ -201,6 +213,28 @@ def test_a_store_that_must_exist_is_not_begun_by_a_change(tmp_path: Path) -> Non
         with pytest.raises(StoreError, match="is not a store"):
             act()
     assert not store.folder.exists()
+
+
+def test_a_known_store_that_vanished_is_named_so_by_a_change(store: Store, tmp_path: Path) -> None:
+    store.folder.rename(tmp_path / "elsewhere")
+    with pytest.raises(StoreChangedError, match="vanished"):
+        store.remove("a")
+
+
+def test_a_store_that_vanishes_before_it_is_locked_is_not_begun_anew(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh, real = Store(store.folder), Store.manifest
+
+    def manifest(self: Store) -> Manifest:
+        read = real(self)
+        self.folder.rename(tmp_path / "elsewhere")
+        return read
+
+    monkeypatch.setattr(Store, "manifest", manifest)
+    with pytest.raises(StoreError, match="is not a store"):
+        fresh.remove("a")
+    assert not fresh.exists()
 
 
 def test_old_versions_are_read_the_newest_first(material: Material, store: Store) -> None:
