@@ -90,9 +90,10 @@ def test_the_smallest_budget_of_the_error_suffices(kind: str, base: Any) -> None
         refused_or_learned(kind, base, smallest - 1)
     delta = refused_or_learned(kind, base, smallest)
     assert len(task_file.write(delta)) == delta.bytes <= smallest
-    stated = explain(net(kind), base=base).fixed_bytes  # for a recipe whose text is longer
+    # For the default recipe, whose text also names every setting that it leaves open.
+    stated = explain(net(kind), base=base).fixed_bytes
     assert stated is not None
-    assert smallest <= stated < smallest + 200
+    assert smallest <= stated < smallest + 256
 
 
 @pytest.mark.usefixtures("unbuilt")

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from halrp.method import probe
 from halrp.model.batch import Batch
 from halrp.model.call import Call
+from halrp.training.augmented import refuse_unlike
 from halrp.training.batches import Augment, InMemory
 from halrp.training.distributed import agreed
 from halrp.training.run import TaskRun
@@ -81,7 +82,7 @@ class CrossFit:
         assert isinstance(train, InMemory)
         call = _FoldedCall(train.call.output, train.call.transform, self.folds)
         folded = replace(train, x=(train.x, self.fold.to(train.y.device)), call=call)
-        return replace(run, data=run.data._replace(train=folded, augment=augment and _beside_folds(augment)))
+        return replace(run, data=run.data._replace(train=folded, augment=augment and _beside_folds(augment, run.task)))
 
     @contextmanager
     def installed(self, net: nn.Module) -> Iterator[None]:
@@ -123,11 +124,13 @@ def _dtype(head: nn.Module) -> torch.dtype:
     return next(head.parameters()).dtype
 
 
-def _beside_folds(augment: Augment) -> Augment:
+def _beside_folds(augment: Augment, task: str) -> Augment:
     """An augmentation of x for batches (x, folds)."""
 
     def augmented(batch: Batch, generator: torch.Generator) -> Batch:
         x, folds = batch
-        return augment(x, generator), folds
+        other = augment(x, generator)
+        refuse_unlike(other, x, task)
+        return other, folds
 
     return augmented

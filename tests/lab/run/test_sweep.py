@@ -142,7 +142,7 @@ def test_a_file_that_starts_from_another_has_its_entries_where_it_has_none_of_it
 def test_a_file_may_include_the_cells_of_others(tmp_path: Path) -> None:
     text = 'about = "two"\ninclude = ["pmnist", "five-alexnet"]'
     cells = expanded(text, order="A", seed=0)
-    assert len(cells) == 36
+    assert len(cells) == 38
     assert {c.stream for c in cells} == {"pmnist", "five"}
     with pytest.raises(SettingError, match="recipe beside include"):
         expanded(text + "\nrecipe.epochs = 3")
