@@ -24,6 +24,11 @@ from tests.helpers import CLASSES, FAST, digest, drawn, net, tiny_task
 ROOMY = Halrp.budget(growth_per_task=0.9)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def heads_are_fitted_quickly() -> None:
+    """They are not: how well a head is fitted is asked here."""
+
+
 class Caught(FromProbe):
     """A start at the probe that shows its heads, and what they learn from."""
 
