@@ -42,6 +42,7 @@ CHOICES: dict[str, tuple[str, StartRule]] = {
     DEFAULT: ("", FromProbe()),
     "warm-up": ("start", WarmUp()),
     "random head": ("head", FromProbe(head="random")),
+    "head trained along": ("folds", FromProbe(folds=0)),
     "own statistics": ("statistics", FromProbe(statistics="own")),
     "no components": ("parts", without("components")),
     "components alone": ("parts", without(*(part for part in OFFERS if part != "components"))),
