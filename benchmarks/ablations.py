@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.starts import RECIPE, TASKS, accuracy, pretrained
-from halrp import FromProbe, Halrp, Learner, Recipe, WarmUp
+from benchmarks.starts import RECIPE, TASKS, learned, pretrained
+from halrp import FromProbe, Halrp, WarmUp
 from halrp.lab.streams import load
 from halrp.method.from_probe import OFFERS
 from halrp.method.method import StartRule
@@ -63,18 +63,7 @@ def measure(seed: int) -> dict[str, dict[str, float]]:
     model = pretrained(BACKBONE, stream.shape, stream[0], seed)
     results: dict[str, dict[str, float]] = {}
     for name, (_, start) in CHOICES.items():
-        recipe = RECIPE if isinstance(start, WarmUp) else Recipe.auto(epochs=RECIPE.epochs, batch=RECIPE.batch)
-        method = replace(Halrp.budget(BOUND), start=start)
-        learner = Learner(model, method=method, recipe=recipe, seed=seed, base="given", progress=None)
-        rows = []
-        for position in range(1, 1 + TASKS):
-            task = stream[position]
-            delta = learner.learn(str(position), task.train, val=task.val, classes=task.classes)
-            rows.append((accuracy(learner, str(position), task), delta.bytes))
-        results[name] = {
-            "accuracy": statistics.fmean(row[0] for row in rows),
-            "bytes": statistics.fmean(row[1] for row in rows),
-        }
+        results[name] = learned(model, stream, replace(Halrp.budget(BOUND), start=start), seed)
         print(f"seed {seed}, {name}: {results[name]['accuracy']:.2f} %, {results[name]['bytes']:.0f} bytes", flush=True)
     return results
 

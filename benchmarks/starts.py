@@ -25,7 +25,7 @@ from torch import nn
 
 from halrp import Halrp, Learner, Recipe
 from halrp.lab import backbones
-from halrp.lab.streams import Task, load
+from halrp.lab.streams import Stream, Task, load
 from halrp.method.from_probe import OFFERS, FromProbe
 from halrp.method.warm_up import WarmUp
 from halrp.store import atomic
@@ -64,6 +64,18 @@ def pretrained(name: str, shape: Any, first: Task, seed: int) -> nn.Module:
     return learner.export("first").requires_grad_(True)
 
 
+def learned(model: nn.Module, stream: Stream, method: Halrp, seed: int) -> dict[str, float]:
+    """The mean accuracy and the mean size of the tasks after the first, on a model that is given as their base."""
+    recipe = RECIPE if isinstance(method.start, WarmUp) else Recipe.auto(epochs=RECIPE.epochs, batch=RECIPE.batch)
+    learner = Learner(model, method=method, recipe=recipe, seed=seed, base="given", progress=None)
+    rows = []
+    for position in range(1, 1 + TASKS):
+        task = stream[position]
+        delta = learner.learn(str(position), task.train, val=task.val, classes=task.classes)
+        rows.append((accuracy(learner, str(position), task), delta.bytes))
+    return {"accuracy": statistics.fmean(r[0] for r in rows), "bytes": statistics.fmean(r[1] for r in rows)}
+
+
 def measure(stream_name: str, seed: int, data: str | None) -> dict[str, dict[str, float]]:
     """By start, the mean accuracy and the mean size of the tasks after the first."""
     backbone, fraction = STREAMS[stream_name]
@@ -71,17 +83,7 @@ def measure(stream_name: str, seed: int, data: str | None) -> dict[str, dict[str
     model = pretrained(backbone, stream.shape, stream[0], seed)
     results: dict[str, dict[str, float]] = {}
     for name, method in methods(sum(p.numel() * 4 for p in model.parameters())).items():
-        recipe = RECIPE if isinstance(method.start, WarmUp) else Recipe.auto(epochs=RECIPE.epochs, batch=RECIPE.batch)
-        learner = Learner(model, method=method, recipe=recipe, seed=seed, base="given", progress=None)
-        rows = []
-        for position in range(1, 1 + TASKS):
-            task = stream[position]
-            delta = learner.learn(str(position), task.train, val=task.val, classes=task.classes)
-            rows.append((accuracy(learner, str(position), task), delta.bytes))
-        results[name] = {
-            "accuracy": statistics.fmean(r[0] for r in rows),
-            "bytes": statistics.fmean(r[1] for r in rows),
-        }
+        results[name] = learned(model, stream, method, seed)
         print(f"{stream_name}, seed {seed}, {name}: {results[name]['accuracy']:.2f} %", flush=True)
     return results
 

@@ -29,7 +29,7 @@ def reports_at_the_end_of_epochs() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def heads_are_fitted_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fit heads with few penalties, folds and steps: all of them are nine tenths of the time of learning a tiny task.
+    """Fit heads with few penalties, folds and steps: all of them take most of the time of learning a tiny task.
 
     Modules that start processes keep the full fit: such a process would have it, and must give the same bits. So do
     those that override this fixture, because they ask how well a head is fitted.

@@ -1,11 +1,10 @@
 """Cross-fitting: each example is trained on by a head that has not seen it.
 
-At the probe the head has been fitted to the training examples. Where features are more than examples it has nearly
-learned them by heart: the slope of their loss is a small part of that of other examples, and the rest of it belongs to
-the few that are hardest. So the examples are dealt into folds, a head is fitted without each of them on the frozen
-features, and fine-tuning sends an example through the head of its own fold. These heads do not train. What the other
-parts learn from them is to make features that heads of other examples can use. In the end the task's head is fitted
-again, on the features of the fine-tuned network.
+At the probe the head has been fitted to the training examples. Where there are more features than examples it has
+nearly memorised them: the slope of their loss is a small part of that of other examples. So the examples are dealt into
+folds, a head is fitted without each of them on the frozen features, and fine-tuning sends an example through the head
+of its own fold. These heads do not train. What the other parts learn from them is to make features that heads of other
+examples can use. In the end the task's head is fitted again, on the features of the fine-tuned network.
 """
 
 from __future__ import annotations
@@ -65,8 +64,8 @@ class CrossFit:
     ) -> CrossFit | None:
         """Fit a head without each of `count` folds, with the penalty of the head that was fitted to all.
 
-        None where rows cannot be distinguished, or are too few: data that a loader reads, several processes, less
-        features than examples, or a compiled step.
+        None where rows cannot be distinguished, or are too few: data that a loader reads, several processes, features
+        of only some examples, or a compiled step.
         """
         data = run.data.train
         apart = isinstance(data, InMemory) and run.processes is None and not run.recipe.compile
@@ -77,7 +76,7 @@ class CrossFit:
         return CrossFit(path, [head.requires_grad_(False) for head in heads], fold, _Folds())
 
     def run(self, run: TaskRun) -> TaskRun:
-        """The task, with each training example in the care of its fold's head."""
+        """The task, with each training example sent through its fold's head."""
         train, augment = run.data.train, run.data.augment
         assert isinstance(train, InMemory)
         call = _FoldedCall(train.call.output, train.call.transform, self.folds)

@@ -86,8 +86,8 @@ def is_last(x: Tensor) -> bool:
 def is_computed_by_rows(x: Tensor, kernel: Tensor, geometry: Geometry) -> bool:
     """Whether the rows of images count as images: in pointwise convolutions of few images, on one thread.
 
-    There torch uses a product of MKL for fewer than 16 images, which takes up to twice as long as oneDNN's convolution
-    (15 images, 16 to 1152 channels), and every position may as well belong to an image of its own.
+    There torch uses a product of MKL for fewer than 16 images, which takes longer than oneDNN's convolution on AMD, and
+    every position may as well belong to an image of its own.
     """
     return (
         measured(x)
