@@ -6,8 +6,10 @@
 
 Prints a line for each run and, at the end, a table of what failed and how often. Under load a process for each core
 computes without end, so that everything takes more than twice as long and in another order. "Idle" is the machine as it
-is, with whatever else runs on it. With `--json` every run is added to a record as soon as it ends, with the load
-average when it began; `python -m tests.reliability.document` makes a table of it.
+is, with whatever else runs on it. With `--load other` that other work is the load, trainings for example: a run counts
+as one under load if other processes had at least two fifths of the processors while it lasted. With `--json` every run
+is added to a record as soon as it ends, with the load average when it began and the processors that others had;
+`python -m tests.reliability.document` makes a table of it.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -27,6 +30,19 @@ from xml.etree import ElementTree
 
 BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(100_000))\n"
 """A process that computes until its parent has gone."""
+LOADED = 0.4
+"""The share of the processors that other processes have in a run under load."""
+
+
+def used() -> float | None:
+    """Processor seconds that all processes have used but those that this one has waited for, where Linux counts them."""
+    try:
+        line = Path("/proc/stat").read_text("ascii").splitlines()[0]
+    except OSError:
+        return None
+    user, nice, system, _idle, _wait, interrupts, soft, *_ = map(int, line.split()[1:])
+    own = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (user + nice + system + interrupts + soft) / os.sysconf("SC_CLK_TCK") - own.ru_utime - own.ru_stime
 
 
 @contextmanager
@@ -74,28 +90,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Repeat, print, and return 1 if anything failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.repeat", description=__doc__)
     parser.add_argument("--times", type=int, default=20, help="runs without and with load, each")
-    parser.add_argument("--load", choices=("no", "yes", "both"), default="both")
+    parser.add_argument("--load", choices=("no", "yes", "both", "other"), default="both")
     parser.add_argument("--marked", default="timing and not slow", help="which tests, as pytest's -m takes it")
     parser.add_argument("--workers", type=int, default=0, help="processes that share the tests of a run; 0 is none")
     parser.add_argument("--json", type=Path, help="the record to extend")
     parser.add_argument("paths", nargs="*", default=["tests"])
     options = parser.parse_args(arguments)
     failures: dict[str, Counter[str]] = {}
-    for kind in {"no": ["idle"], "yes": ["load"], "both": ["idle", "load"]}[options.load]:
-        failures[kind] = Counter()
-        with load(os.cpu_count() or 1 if kind == "load" else 0):
+    cores = os.cpu_count() or 1
+    for kind in {"no": ["idle"], "yes": ["load"], "both": ["idle", "load"], "other": ["other"]}[options.load]:
+        with load(cores if kind == "load" else 0):
             for number in range(options.times):
-                began, busy = time.monotonic(), os.getloadavg()[0]
+                began, busy, before = time.monotonic(), os.getloadavg()[0], used()
                 ran, failed = once(["-m", options.marked, *options.paths], options.workers)
-                failures[kind].update(failed)
-                seconds = time.monotonic() - began
-                print(f"{kind} {number + 1}: {ran} tests, {len(failed)} failed, {seconds:.0f} s", flush=True)
+                seconds, after = time.monotonic() - began, used()
+                others = None if before is None or after is None else (after - before) / seconds
+                loaded = kind == "load" or (kind == "other" and others is not None and others >= LOADED * cores)
+                name = "load" if loaded else "idle"
+                failures.setdefault(name, Counter()).update(failed)
+                print(f"{name} {number + 1}: {ran} tests, {len(failed)} failed, {seconds:.0f} s", flush=True)
                 if options.json is not None:
                     chosen = {"marked": options.marked, "paths": options.paths, "workers": options.workers}
                     result = {"tests": ran, "failed": failed, "seconds": round(seconds), "load": round(busy, 1)}
-                    extend(options.json, {"kind": kind} | chosen | result)
+                    result |= {"others": None if others is None else round(others, 2)}
+                    extend(options.json, {"kind": name} | chosen | result)
     for kind, counts in failures.items():
-        print(f"{kind}: {options.times} runs, {sum(counts.values())} failures")
+        print(f"{kind}: {sum(counts.values())} failures")
         for name, count in counts.most_common():
             print(f"  {count:3} {name}")
     return int(any(failures.values()))
