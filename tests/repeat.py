@@ -35,7 +35,7 @@ LOADED = 0.4
 
 
 def used() -> float | None:
-    """Processor seconds that all processes have used but those that this one has waited for, where Linux counts them."""
+    """Processor seconds of all processes but those that this one has waited for, where Linux counts them."""
     try:
         line = Path("/proc/stat").read_text("ascii").splitlines()[0]
     except OSError:
