@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="the record to extend")
     parser.add_argument("paths", nargs="*", default=["tests"])
     options = parser.parse_args(arguments)
-    failures: dict[str, Counter[str]] = {}
+    failures, runs = dict[str, Counter[str]](), Counter[str]()
     cores = os.cpu_count() or 1
     for kind in {"no": ["idle"], "yes": ["load"], "both": ["idle", "load"], "other": ["other"]}[options.load]:
         with load(cores if kind == "load" else 0):
@@ -108,6 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 loaded = kind == "load" or (kind == "other" and others is not None and others >= LOADED * cores)
                 name = "load" if loaded else "idle"
                 failures.setdefault(name, Counter()).update(failed)
+                runs[name] += 1
                 print(f"{name} {number + 1}: {ran} tests, {len(failed)} failed, {seconds:.0f} s", flush=True)
                 if options.json is not None:
                     chosen = {"marked": options.marked, "paths": options.paths, "workers": options.workers}
@@ -115,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     result |= {"others": None if others is None else round(others, 2)}
                     extend(options.json, {"kind": name} | chosen | result)
     for kind, counts in failures.items():
-        print(f"{kind}: {sum(counts.values())} failures")
+        print(f"{kind}: {runs[kind]} runs, {sum(counts.values())} failures")
         for name, count in counts.most_common():
             print(f"  {count:3} {name}")
     return int(any(failures.values()))

@@ -468,10 +468,10 @@ def test_the_smallest_changes_that_recover_more_come_by_loss_per_cost() -> None:
     }
     allocation = Allocation({"gap": 1, "poor": 1, "full": 1, "free": 0}, frozenset({"dense"}))
     assert _larger(options, allocation) == [
-        Allocation({"gap": 1, "poor": 1, "full": 1}, frozenset({"dense", "free"})),  # 1.0 for nothing
-        Allocation({"gap": 3, "poor": 1, "full": 1, "free": 0}, frozenset({"dense"})),  # 6.0 for 20
-        Allocation({"gap": 1, "full": 1, "free": 0}, frozenset({"dense", "poor"})),  # 3.0 for 30
-        Allocation({"gap": 1, "poor": 2, "full": 1, "free": 0}, frozenset({"dense"})),  # 0.5 for 10
+        (0, Allocation({"gap": 1, "poor": 1, "full": 1}, frozenset({"dense", "free"}))),  # 1.0 for nothing
+        (20, Allocation({"gap": 3, "poor": 1, "full": 1, "free": 0}, frozenset({"dense"}))),  # 6.0
+        (30, Allocation({"gap": 1, "full": 1, "free": 0}, frozenset({"dense", "poor"}))),  # 3.0
+        (10, Allocation({"gap": 1, "poor": 2, "full": 1, "free": 0}, frozenset({"dense"}))),  # 0.5
     ]
 
 

@@ -28,6 +28,8 @@ DEFAULT_TIMES = 2
 """How many times what a task needs without a component, if the share is less than that need."""
 LEAST_SPECTRUM = 2**16
 """Bytes of components that are computed at least when no bound is given, to choose from: all that small bases have."""
+HEADER = 256
+"""Bytes by which a file may grow less than the price of what is added, which does not count what the header says."""
 
 
 @dataclass(frozen=True)
@@ -124,16 +126,17 @@ class Budget:
         The header grows by a few digits with the numbers it counts, so the first choice may be a little too large.
         """
         allocation = _chosen(options, room)
-        while (excess := exact(allocation.ranks, self) - limit) > 0:
-            room -= excess
+        while (size := exact(allocation.ranks, self)) > limit:
+            room -= size - limit
             # Without room, not even a dense copy that costs nothing: it may lengthen the header.
             allocation = _chosen(options, room) if room > 0 else Allocation(dict.fromkeys(options, 0))
         while True:
-            fitting = (larger for larger in _larger(options, allocation) if exact(larger.ranks, self) <= limit)
-            best = next(fitting, None)
+            # An exact size takes much longer than a price, and of most changes the price alone is more than is left.
+            affordable = (larger for price, larger in _larger(options, allocation) if size + price <= limit + HEADER)
+            best = next((larger for larger in affordable if exact(larger.ranks, self) <= limit), None)
             if best is None:
                 return allocation
-            allocation = best
+            allocation, size = best, exact(best.ranks, self)
 
     def check(self, task: Size, base: Size, late: Sequence[str]) -> None:
         """Refuse a task that is larger than foreseen, since fine-tuning was the first to change the buffers `late`."""
@@ -199,15 +202,15 @@ def _chosen(options: Mapping[str, LayerOptions], room: int) -> Allocation:
     return Allocation({name: count for name, count in taken.items() if name not in dense}, dense)
 
 
-def _larger(options: Mapping[str, LayerOptions], allocation: Allocation) -> list[Allocation]:
-    """The smallest changes of an allocation that recover more, the most loss for its cost first.
+def _larger(options: Mapping[str, LayerOptions], allocation: Allocation) -> list[tuple[int, Allocation]]:
+    """The smallest changes of an allocation that recover more, with their prices, the most loss for its cost first.
 
     In each weight these are components up to the next that recovers anything, and a dense copy.
     """
-    larger: list[tuple[float, Allocation]] = []
+    larger: list[tuple[float, int, Allocation]] = []
 
     def add(gain: Tensor, cost: int, ranks: Mapping[str, int], dense: frozenset[str]) -> None:
-        larger.append((float(gain) / cost if cost > 0 else math.inf, Allocation(ranks, dense)))
+        larger.append((float(gain) / cost if cost > 0 else math.inf, cost, Allocation(ranks, dense)))
 
     for name, rank in allocation.ranks.items():
         layer = options[name]
@@ -220,4 +223,4 @@ def _larger(options: Mapping[str, LayerOptions], allocation: Allocation) -> list
         if layer.may_be_dense and (gain := missing.sum() + layer.rest) > 0:
             others = {n: r for n, r in allocation.ranks.items() if n != name}
             add(gain, layer.weight - layer.scales - rank * layer.component, others, allocation.dense | {name})
-    return [choice for _, choice in sorted(larger, key=lambda pair: pair[0], reverse=True)]
+    return [(cost, choice) for _, cost, choice in sorted(larger, key=lambda change: change[0], reverse=True)]

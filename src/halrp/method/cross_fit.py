@@ -11,40 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from halrp.method import probe
-from halrp.model.batch import Batch
-from halrp.model.call import Call
-from halrp.training.augmented import refuse_unlike
-from halrp.training.batches import Augment, InMemory
+from halrp.training.batches import InMemory
+from halrp.training.beside import Beside, beside, of_inputs
 from halrp.training.distributed import agreed
 from halrp.training.run import TaskRun
 from halrp.training.shared_data import whole
-
-
-class _Folds:
-    """The folds of the rows that a network is computing; None where each row has the network's own head."""
-
-    rows: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class _FoldedCall(Call):
-    """A call with a batch (x, folds), whose rows have the heads of their folds."""
-
-    folds: _Folds = field(default_factory=_Folds)
-
-    def given(self, module: nn.Module, batch: Batch) -> object:
-        """All that a module gives for x."""
-        x, self.folds.rows = batch
-        try:
-            return super().given(module, x)
-        finally:
-            self.folds.rows = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +33,8 @@ class CrossFit:
     heads: Sequence[nn.Module]
     fold: Tensor
     """(N,) the fold of each training example."""
-    folds: _Folds
+    folds: Beside
+    """The folds of the rows that a network is computing; a row without one has the network's own head."""
 
     @staticmethod
     def of(
@@ -73,15 +51,15 @@ class CrossFit:
             return None
         fold, head, objective = probe.folds(train.y, count), net.get_submodule(path), run.data.objective
         heads = [probe.fit_with(penalty, head, objective, train.rows(fold != number)) for number in range(count)]
-        return CrossFit(path, [head.requires_grad_(False) for head in heads], fold, _Folds())
+        return CrossFit(path, [head.requires_grad_(False) for head in heads], fold, Beside())
 
     def run(self, run: TaskRun) -> TaskRun:
         """The task, with each training example sent through its fold's head."""
         train, augment = run.data.train, run.data.augment
         assert isinstance(train, InMemory)
-        call = _FoldedCall(train.call.output, train.call.transform, self.folds)
-        folded = replace(train, x=(train.x, self.fold.to(train.y.device)), call=call)
-        return replace(run, data=run.data._replace(train=folded, augment=augment and _beside_folds(augment, run.task)))
+        augment = None if augment is None else of_inputs(augment, run.task)
+        folded = beside(train, self.fold, self.folds)
+        return replace(run, data=run.data._replace(train=folded, augment=augment))
 
     @contextmanager
     def installed(self, net: nn.Module) -> Iterator[None]:
@@ -121,15 +99,3 @@ def features_of(net: nn.Module, path: str, run: TaskRun) -> tuple[probe.Features
 
 def _dtype(head: nn.Module) -> torch.dtype:
     return next(head.parameters()).dtype
-
-
-def _beside_folds(augment: Augment, task: str) -> Augment:
-    """An augmentation of x for batches (x, folds)."""
-
-    def augmented(batch: Batch, generator: torch.Generator) -> Batch:
-        x, folds = batch
-        other = augment(x, generator)
-        refuse_unlike(other, x, task)
-        return other, folds
-
-    return augmented

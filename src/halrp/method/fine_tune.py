@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Container, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -81,10 +81,12 @@ def fine_tune(
     best = 0 if val is None or len(variants) == 1 else _lowest_validation_loss(trainings, method.trial, val, run)
     variant, training = variants[best], trainings[best]
     del variants, trainings  # the other's network and moments need not stay in memory
-    cross_fit = variant.start.cross_fit
     if trains:
         try:
-            with nullcontext() if cross_fit is None else cross_fit.installed(variant.net):
+            with ExitStack() as stack:
+                for part in (variant.start.front, variant.start.cross_fit):
+                    if part is not None:
+                        stack.enter_context(part.installed(variant.net))
                 training.run()
         except DivergedError as error:
             at_start, _ = training.compared
@@ -123,6 +125,8 @@ def _training(base: Base, method: Halrp, variant: FineTuning, run: TaskRun) -> T
     solved, frozen = variant.start.is_solution, variant.start.freezes_statistics
     crossed, settle = variant.start.cross_fit, None
     epochs = run.recipe.epochs - (0 if solved else method.warm_up)
+    if variant.start.front is not None:
+        run = variant.start.front.run(run)
     if crossed is not None:
         settle, run = partial(crossed.settle, variant.net, run), crossed.run(run)
     stage, options = f"fine-tune: {variant.view}", {"frozen_statistics": frozen, "keep_best": solved}

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping
+from contextlib import nullcontext
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -26,6 +27,7 @@ from halrp.errors import SettingError
 from halrp.method import offers, probe, reach
 from halrp.method.bits import BITS, Bits, Choice, choose
 from halrp.method.cross_fit import CrossFit, features_of
+from halrp.method.front import Front
 from halrp.method.method import Halrp, StartRule
 from halrp.method.protocols import LayerOptions
 from halrp.method.start import Least, Start, Starts
@@ -144,21 +146,26 @@ class FromProbe(StartRule):
     def __call__(self, base: Base, method: Halrp, run: TaskRun, check: CommitCheck, costs: Costs) -> Starts:
         """Return where fine-tuning starts, and what the task owns in any case: its head."""
         net, costs = base.owning_copy(run.data.width, *run.seed_key), self._with_statistics(base, costs)
-        _, cross_fit = self._fit_head(base, net, run)
-        head = {n: t for n, t in base.owned_tensors(net).items() if base.plan.role(n) == "head"}
         weights, size = base.adapted_weights(), Size(base.parameter_count, base.size.bytes)
+        near = reach.reached(net, base.call, check.first, weights, self.reach)
+        front = Front.of(net, run, near) if self.statistics == "base" else None
+        with nullcontext() if front is None else front.installed(net):
+            run = run if front is None else front.run(run)
+            _, cross_fit = self._fit_head(base, net, run)
+        head = {n: t for n, t in base.owned_tensors(net).items() if base.plan.role(n) == "head"}
         kernels = {n: p.kernel for n, p in base.plan.named("adapted").items()}
         views = method.views(any(kernels.values()), validation=True)
         covered = frozenset() if self.redundant else offers.followed_by_norm(net, base.call, check.first)
         tried = {n: views if kernel else ("full",) for n, kernel in kernels.items()}
-        near = reach.reached(net, base.call, check.first, weights, self.reach)
         wanted = self._wanted(base, method, run, covered, tried, near)
-        vectors, missing = offers.collect(net, wanted, run, self.examples)
+        with nullcontext() if front is None else front.installed(net):
+            vectors, missing = offers.collect(net, wanted, run, self.examples)
         parameters = dict(net.named_parameters())
         check.gradients({n: parameters[n] for n in weights}, [parameters[n] for n in missing])
+        itemsize = {name: tensor.element_size() for name, tensor in base.tensors.items()}
         head_parts = {f"plain/{name}" for name in head}
         small = {
-            key: self._small_options(vector, key, base, method)
+            key: self._small_options(vector, itemsize[key.partition("/")[2]], method)
             for key, vector in vectors.items()
             if key not in head_parts
         }
@@ -199,6 +206,7 @@ class FromProbe(StartRule):
                 units=_units(layers, vectors, factors),
                 matrices=choice.precisions,
                 cross_fit=cross_fit,
+                front=front,
             )
             if best is None or choice.worth > best[0]:
                 best = choice.worth, view, start
@@ -276,9 +284,8 @@ class FromProbe(StartRule):
             frozenset(vectors | {n for n, p in base.plan.named("owned").items() if p.role == "head"}),
         )
 
-    def _small_options(self, vector: offers.VectorGradient, key: str, base: Base, method: Halrp) -> LayerOptions:
+    def _small_options(self, vector: offers.VectorGradient, element: int, method: Halrp) -> LayerOptions:
         """A part that is stored or not: like a weight that has one component."""
-        element = base.tensors[key.partition("/")[2]].element_size()
         size = Size(math.prod(vector.shape), part_bytes(vector.shape, self.precision, element))
         return LayerOptions(
             vector.score.reshape(1),

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from halrp.method.cross_fit import CrossFit
+from halrp.method.front import Front
 from halrp.method.protocols import Allocator, TaskCosts
 from halrp.method.task_costs import Costs
 from halrp.model.base import Base
@@ -45,6 +46,8 @@ class Start:
     """Whether norms are trained over the running statistics of the base."""
     cross_fit: CrossFit | None = None
     """The heads by which fine-tuning sees the examples, if not by the task's own."""
+    front: Front | None = None
+    """What the modules before all that changes give for each example, if that is kept."""
 
 
 class Starts(NamedTuple):
