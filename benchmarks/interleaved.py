@@ -53,15 +53,20 @@ def measure(
     return rows
 
 
-def arguments(description: str | None, rounds: int, networks: Sequence[str] = ()) -> argparse.Namespace:
-    """The options every benchmark has, and which of some networks are measured; torch is set to one thread."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=rounds)
-    parser.add_argument("--json", type=Path, help="write the rows to this file")
+def parser(description: str | None, rounds: int, networks: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The options every benchmark has, and which of some networks are measured."""
+    options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--rounds", type=int, default=rounds)
+    options.add_argument("--json", type=Path, help="write the rows to this file")
     if networks:
-        parser.add_argument("--networks", nargs="+", choices=networks, default=list(networks), help="only these")
+        options.add_argument("--networks", nargs="+", choices=networks, default=list(networks), help="only these")
+    return options
+
+
+def arguments(description: str | None, rounds: int, networks: Sequence[str] = ()) -> argparse.Namespace:
+    """The given options; torch is set to one thread."""
     torch.set_num_threads(1)
-    return parser.parse_args()
+    return parser(description, rounds, networks).parse_args()
 
 
 def report(rows: list[Row], target: Path | None) -> None:
