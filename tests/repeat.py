@@ -23,10 +23,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from xml.etree import ElementTree
+
+from tests.timing import uses_timing
 
 BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(100_000))\n"
 """A process that computes until its parent has gone."""
@@ -78,6 +80,14 @@ def once(arguments: Sequence[str], workers: int = 0) -> tuple[int, list[str]]:
         return sum(case.find("skipped") is None for case in cases), failed
 
 
+def with_clocks(paths: Iterable[str]) -> list[str]:
+    """The test files in some folders that are marked `timing`; reading all others takes longer than many a run."""
+    files = (
+        file for path in paths for file in ([Path(path)] if Path(path).is_file() else Path(path).rglob("test_*.py"))
+    )
+    return sorted(str(file) for file in files if uses_timing(file))
+
+
 def extend(path: Path, run: dict[str, object]) -> None:
     """Add a run to a record."""
     record: dict[str, list[object]] = json.loads(path.read_text("utf-8")) if path.exists() else {"runs": []}
@@ -98,11 +108,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     failures, runs = dict[str, Counter[str]](), Counter[str]()
     cores = os.cpu_count() or 1
+    paths = with_clocks(options.paths) if options.marked.startswith("timing") else options.paths
     for kind in {"no": ["idle"], "yes": ["load"], "both": ["idle", "load"], "other": ["other"]}[options.load]:
         with load(cores if kind == "load" else 0):
             for number in range(options.times):
                 began, busy, before = time.monotonic(), os.getloadavg()[0], used()
-                ran, failed = once(["-m", options.marked, *options.paths], options.workers)
+                ran, failed = once(["-m", options.marked, *paths], options.workers)
                 seconds, after = time.monotonic() - began, used()
                 others = None if before is None or after is None else (after - before) / seconds
                 loaded = kind == "load" or (kind == "other" and others is not None and others >= LOADED * cores)
