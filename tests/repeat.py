@@ -43,8 +43,8 @@ def used() -> float | None:
     except OSError:
         return None
     user, nice, system, _idle, _wait, interrupts, soft, *_ = map(int, line.split()[1:])
-    own = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return (user + nice + system + interrupts + soft) / os.sysconf("SC_CLK_TCK") - own.ru_utime - own.ru_stime
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (user + nice + system + interrupts + soft) / os.sysconf("SC_CLK_TCK") - children.ru_utime - children.ru_stime
 
 
 @contextmanager

@@ -71,6 +71,10 @@ class DamagedError(StoreError, ValueError):
     """A file is truncated, changed, foreign or hostile: what it holds cannot be a task of this store."""
 
 
+class InactiveError(StoreError):
+    """A task's outputs are not those that it was committed with, or the base's: its delta is not what is computed."""
+
+
 class SignatureError(StoreError):
     """A file has no signature, or not one of the key that it is verified with: it may be anybody's."""
 

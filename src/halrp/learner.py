@@ -24,7 +24,7 @@ from halrp.method.method import Halrp
 from halrp.method.outcome import measured, outcome_of, reporting, warn_of_a_guess
 from halrp.method.pack import packed
 from halrp.method.start_choice import start_of
-from halrp.model import views
+from halrp.model import proof, views
 from halrp.model.appended import WithHead, as_stored, with_head
 from halrp.model.base import Base
 from halrp.model.batch import Batch, refuse_other_structure, structure, take
@@ -261,7 +261,7 @@ class Learner(Managed):
         tuned = or_its_start(base, method, fine_tune(base, method, starts, owned, run, trains), owned, run)
         # Check, compress and commit.
         check.delta(base, tuned.net, tuned.factors, tuned.owned)
-        delta = packed(setup.description(run, tuned.view), base, method, tuned, run)
+        delta = packed(setup.description(run, tuned.view), base, method, tuned, run, check.first)
         warn_of_a_guess(run, outcome_of(delta.provenance))
         late = sorted(tuned.owned.keys() - owned.keys() - tuned.start.dense.keys() - tuned.start.small.keys())
         method.allocate.check(Size(delta.parameters, delta.bytes), base_size, late)
@@ -334,6 +334,7 @@ class Learner(Managed):
         attach: bool = True,
         skip_damaged: bool = False,
         distributed: bool = False,
+        check: bool = False,
     ) -> Learner:
         """Read a store's base and tasks into a learner, which commits later tasks there too.
 
@@ -343,8 +344,8 @@ class Learner(Managed):
         recalled; then learning asks for `method`. Files hold no code: `output` and `transform`, if tasks were learned
         with them, must be given again. With `verify_key`, a key or its file, everything must be signed with that key.
         With `attach=False` the learner is a copy that never writes to the store.
-        `skip_damaged` leaves tasks out that cannot be read, with a warning; `damaged` names them. `distributed` is that
-        of a new learner.
+        `skip_damaged` leaves tasks out that cannot be read, with a warning; `damaged` names them. With `check` each
+        task must give the outputs that its file holds as a proof, or `InactiveError` names it.
         """
         store = Store(folder, verify_key=verify_key)
         try:
@@ -355,6 +356,8 @@ class Learner(Managed):
             raise WrongBaseError(f"the store {folder} was made with another model: {error}") from error
         learner._committed.restore(store, skip_damaged)
         learner._refuse_other_call()
+        if check:
+            proof.check(learner.tasks.values(), learner._committed.ready)
         learner._committed.store = store if attach else None
         newest = list(learner.tasks.values())[-1].provenance if learner.tasks else None
         learner._method, learner._recipe, learner.seed = recalled_settings(newest, method, recipe, seed)

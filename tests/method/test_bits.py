@@ -145,7 +145,7 @@ def test_a_task_with_these_bits_keeps_its_bound_and_is_read_again(bits: Any, kin
 def test_four_bits_have_room_for_more_entries() -> None:
     entries = {}
     for bits in BITS:
-        stored = learned("mlp", FromProbe(bits=bits), 2_900, drawn(wide))[1].stored
+        stored = learned("mlp", FromProbe(bits=bits), 3_230, drawn(wide))[1].stored
         entries[bits] = sum(part.entries for key, part in stored.items() if kind_of(key) in ("p", "q", "dense"))
     assert entries["int4"] > 1.2 * entries["int8"] > 0
 
@@ -153,12 +153,12 @@ def test_four_bits_have_room_for_more_entries() -> None:
 def test_four_bits_change_what_was_trained_by_no_more_than_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     caught: list[FineTuned] = []
 
-    def catching(description: Any, base: Any, method: Any, tuned: FineTuned, run: Any) -> Delta:
+    def catching(description: Any, base: Any, method: Any, tuned: FineTuned, run: Any, rows: Any) -> Delta:
         caught.append(tuned)
-        return packed(description, base, method, tuned, run)
+        return packed(description, base, method, tuned, run, rows)
 
     monkeypatch.setattr(learner, "packed", catching)
-    _, delta = learned("mlp", FromProbe(bits="int4"), 2_900, drawn(wide))
+    _, delta = learned("mlp", FromProbe(bits="int4"), 3_230, drawn(wide))
     assert sum(delta.ranks.values()) >= 3
     for name, rank in delta.ranks.items():
         trained, stored = (

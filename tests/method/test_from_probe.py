@@ -255,7 +255,7 @@ def test_files_are_at_most_their_budgets_down_to_the_head_alone(kind: str) -> No
     for more in (0, 1, 8, 30, 100, 400, 2_500, 100_000):
         delta = learner(kind, Halrp.budget(least + more), replace(LONGER, epochs=3)).learn("a", data, val=data)
         assert delta.bytes == len(task_file.write(delta)) <= least + more
-        assert more or head_alone(delta)
+        assert more or len(stored(delta)) <= 1  # the padding of the header may have room for a few numbers
         sizes.append(delta.bytes)
     assert max(sizes) > least + 200
 

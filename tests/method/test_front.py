@@ -101,7 +101,7 @@ class Seen:
 
 
 @contextmanager
-def watched(used: bool = True) -> Iterator[Seen]:
+def watching(used: bool = True) -> Iterator[Seen]:
     seen, original = Seen(), Front.of
     seen.fronts, seen.runs = [], []
 
@@ -123,19 +123,19 @@ def learned(build: Callable[[], nn.Module] = Chain, recipe: Recipe = RECIPE, **s
 
 
 @pytest.mark.parametrize("in_tuple", [False, True])
-def test_what_it_keeps_is_what_its_last_module_gives(in_tuple: bool) -> None:
-    with watched() as seen:
+def test_what_it_holds_is_what_its_last_module_gives(in_tuple: bool) -> None:
+    with watching() as seen:
         learner = learned(partial(Chain, in_tuple))
     (front,) = seen.fronts
     assert front is not None
     assert front.paths == FRONT
     net: Any = learner._committed.ready.module
-    for (x, _), kept in ((data(), front.train), (data(2), front.val)):
+    for (x, _), rows in ((data(), front.train), (data(2), front.val)):
         x = torch.relu(net.stem(x))
         for block in net.blocks[: len(FRONT)]:
             x = block(x)[0] if in_tuple else block(x)
-        assert kept is not None
-        torch.testing.assert_close(kept, x)
+        assert rows is not None
+        torch.testing.assert_close(rows, x)
 
 
 @pytest.mark.parametrize(
@@ -143,9 +143,9 @@ def test_what_it_keeps_is_what_its_last_module_gives(in_tuple: bool) -> None:
 )
 def test_a_task_is_the_same_with_it_and_without(build: Callable[[], nn.Module]) -> None:
     x, _ = data(3)
-    with watched() as seen:
+    with watching() as seen:
         ours = learned(build)
-    with watched(used=False):
+    with watching(used=False):
         plain = learned(build)
     (front,) = seen.fronts
     assert front is not None
@@ -207,20 +207,20 @@ def shifted(x: Any, generator: torch.Generator) -> Any:
 def test_there_is_none_where_rows_may_be_others_in_every_epoch(
     build: Callable[[], nn.Module], settings: dict[str, Any]
 ) -> None:
-    with watched() as seen:
+    with watching() as seen:
         learned(build, **settings)
     assert seen.fronts == [None]
 
 
-def test_there_is_none_where_the_kept_rows_would_be_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_is_none_where_the_rows_would_be_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("halrp.method.front.MOST_BYTES", 80 * WIDTH * 4 - 1)
-    with watched() as seen:
+    with watching() as seen:
         learned()
     assert seen.fronts == [None]
 
 
 def test_there_is_none_where_a_task_changes_all_layers() -> None:
-    with watched() as seen:
+    with watching() as seen:
         learned(reach=1.0)
     assert seen.fronts == [None]
 
@@ -232,7 +232,7 @@ def test_a_layer_whose_weight_a_task_changes_elsewhere_is_not_part_of_it() -> No
         tied[LAYERS - 1].linear.weight = tied[1].linear.weight
         return net
 
-    with watched() as seen:
+    with watching() as seen:
         learned(build)
     front = seen.fronts[0]
     assert front is None or "blocks.1" not in front.paths
@@ -255,7 +255,7 @@ def test_an_interrupted_task_resumes_to_the_same_bits(tmp_path: Path) -> None:
             progress=progress,
         )
 
-    with watched() as seen:
+    with watching() as seen:
         expected = learner("one")
         expected.learn("a", data(), val=data(2))
         with pytest.raises(KeyboardInterrupt):

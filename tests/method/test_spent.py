@@ -40,7 +40,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "transformer": lambda: net("transformer"),
     "mlp": lambda: drawn(wide),
 }
-BOUNDS = {"conv": (2_150, 2_250, 2_800), "transformer": (2_300, 2_500, 2_900), "mlp": (4_100, 4_800, 6_000, 9_000)}
+BOUNDS = {"conv": (2_480, 2_580, 3_130), "transformer": (2_630, 2_830, 3_230), "mlp": (4_430, 5_130, 6_330, 9_330)}
 
 
 @pytest.mark.parametrize("start", [FromProbe(held_out=0), WarmUp()], ids=["probe", "warm-up"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -15,6 +16,7 @@ from halrp.model.base import Base
 from halrp.model.call import Call
 from halrp.model.codec import Precision
 from halrp.model.delta import Delta, Recovered
+from halrp.model.file_size import PROOF_INPUTS, PROOF_NUMBERS
 from halrp.model.plan import plan
 from halrp.objectives import Classification
 from halrp.store import task_file
@@ -73,7 +75,8 @@ def written(model: nn.Module, task: Foreseen, paid: Paid) -> int:
     description = task.description("mean", Budget(bytes=None if paid.is_default else paid.budget))
     recovered = {slot.name: Recovered(1.0, 1.0, 1.0) for slot in base.layout.adapted}
     delta = Delta.of_parts(description, base.layout, base.tensors, parts, recovered)
-    return len(task_file.write(delta))
+    proof = {"inputs": torch.zeros(PROOF_INPUTS, dtype=torch.uint8), "outputs": torch.zeros(PROOF_NUMBERS)}
+    return len(task_file.write(replace(delta, probe=proof)))
 
 
 @pytest.mark.parametrize("kind", ["conv", "grouped", "transformer", "gru", "mlp", "text"])

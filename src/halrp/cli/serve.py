@@ -81,6 +81,7 @@ def serve_store(
         verify_key=key,
         memory=None if memory is None else memory << 20,
         pinned=pinned or (),
+        check=True,
     )
     serve(
         Service(predictor, limits, specs),

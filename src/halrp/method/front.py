@@ -1,8 +1,8 @@
 """The front of a network: modules before all that a task changes, computed once for each example.
 
 Fine-tuning passes the same examples through the same frozen modules in every epoch. `Front` finds a chain of them, each
-of which takes what the one before it gives, keeps what the last one gives for each example, and lets a network go on
-from there. The last module of the chain gives the kept rows then, and the others give something that nothing can be
+of which takes what the one before it gives, holds what the last one gives for each example, and lets a network go on
+from there. The last module of the chain gives those rows then, and the others give something that nothing can be
 computed with. A chain around which the model has a shortcut is of no use; if the model takes one only for some inputs,
 those are computed as a whole.
 """
@@ -30,7 +30,7 @@ from halrp.training.beside import Beside, CallBeside, laid_beside
 from halrp.training.run import TaskRun
 
 MOST_BYTES = 2**27
-"""Of kept rows."""
+"""Of the rows that are held."""
 LAST = 12
 """How many modules, from the last before all that a task changes, are tried as the end of the chain."""
 EXAMPLES = 4
@@ -68,21 +68,23 @@ class Front:
         if chain is None:
             return None
         paths, row = chain
-        held = val if isinstance(val, InMemory) else None
-        count = train.examples + (0 if held is None else held.examples)
+        in_memory = val if isinstance(val, InMemory) else None
+        count = train.examples + (0 if in_memory is None else in_memory.examples)
         if count * row.numel() * row.element_size() > MOST_BYTES:
             return None
         last, batch = net.get_submodule(paths[-1]), recipe.batch
         with seeding.isolated(*run.seed_key, "front", device=row.device):
-            kept, held_rows = (None if part is None else _rows_of(net, last, part, batch) for part in (train, held))
-            if kept is None or not _is_same_in_training(net, paths, train, kept):
+            train_rows, val_rows = (
+                None if part is None else _rows_of(net, last, part, batch) for part in (train, in_memory)
+            )
+            if train_rows is None or not _is_same_in_training(net, paths, train, train_rows):
                 return None
         return Front(
-            paths, isinstance(_given(net, last, train.call, _some(train))[0], tuple), kept, held_rows, Beside()
+            paths, isinstance(_given(net, last, train.call, _some(train))[0], tuple), train_rows, val_rows, Beside()
         )
 
     def run(self, run: TaskRun) -> TaskRun:
-        """The task, with the rows that are kept beside its examples."""
+        """The task, with the rows that are held beside its examples."""
         train, val = run.data.train, run.data.val
         assert isinstance(train, InMemory)
         train = self._beside(train, self.train)
@@ -96,7 +98,7 @@ class Front:
 
     @contextmanager
     def installed(self, net: nn.Module) -> Iterator[None]:
-        """Let a network go on from the kept rows, for a block, where its inputs have them beside them."""
+        """Let a network continue from these rows, for a block, where its inputs have them beside them."""
         modules = [net.get_submodule(path) for path in self.paths]
         with _replaced(modules, self.beside, self.in_tuple):
             yield
@@ -107,7 +109,7 @@ class _UsedError(Exception):
 
 
 class _FrontCall(CallBeside):
-    """A call of a network that goes on from kept rows, and computes all if it cannot."""
+    """A call of a network that continues from rows that were computed before, and computes all if it cannot."""
 
     def given(self, module: nn.Module, batch: Batch) -> object:
         """All that a module gives for x."""
@@ -238,7 +240,7 @@ def _chain_to(calls: Sequence[_Called], end: int) -> list[_Called]:
 
 
 def _gives(net: nn.Module, call: Call, x: Batch, paths: Sequence[str], last: _Called, outputs: Tensor) -> bool:
-    """Whether a network has the same outputs when it goes on from what the chain's last module gives."""
+    """Whether a network has the same outputs when it continues from what the chain's last module gives."""
     rows, beside = last.tensor, Beside()
     if rows is None or rows.dim() < 2 or rows.shape[0] != tree.rows(x) or rows.requires_grad:
         return False
@@ -297,13 +299,13 @@ def _rows_of(net: nn.Module, last: nn.Module, data: InMemory, batch: int) -> Ten
     return torch.cat(parts)
 
 
-def _is_same_in_training(net: nn.Module, paths: Sequence[str], data: InMemory, kept: Tensor) -> bool:
-    """Whether the chain gives the kept rows in training mode, for other rows together, and without a random draw."""
+def _is_same_in_training(net: nn.Module, paths: Sequence[str], data: InMemory, held: Tensor) -> bool:
+    """Whether the chain gives the held rows in training mode, for other rows together, and without a random draw."""
     index = torch.arange(0, data.examples, max(1, data.examples // EXAMPLES), device=data.y.device)
     states = list[Tensor]()
 
     def note(*_: object) -> None:
-        cuda = [torch.cuda.get_rng_state(kept.device)] if kept.device.type == "cuda" else []
+        cuda = [torch.cuda.get_rng_state(held.device)] if held.device.type == "cuda" else []
         states.extend([torch.get_rng_state(), *cuda])
 
     first, last = (net.get_submodule(paths[number]) for number in (0, -1))
@@ -318,4 +320,4 @@ def _is_same_in_training(net: nn.Module, paths: Sequence[str], data: InMemory, k
     half = len(states) // 2
     drawn = not all(torch.equal(a, b) for a, b in zip(states[:half], states[half:], strict=True))
     tensor = given[0] if isinstance(given, tuple) else given
-    return not drawn and isinstance(tensor, Tensor) and _is_close(tensor, kept[index])
+    return not drawn and isinstance(tensor, Tensor) and _is_close(tensor, held[index])

@@ -9,21 +9,33 @@ from torch import Tensor
 from halrp.method.fine_tune import FineTuned
 from halrp.method.method import Halrp
 from halrp.method.outcome import Outcome, reporting
+from halrp.model import proof
 from halrp.model.base import Base
+from halrp.model.batch import Batch
 from halrp.model.codec import Precision
 from halrp.model.delta import Delta
 from halrp.model.description import PARTS_FORMAT, Description
+from halrp.training.batches import Loaded
 from halrp.training.run import TaskRun
 from halrp.training.stopping import Validation, is_better
 
 
-def packed(description: Description, base: Base, method: Halrp, tuned: FineTuned, run: TaskRun) -> Delta:
+def packed(description: Description, base: Base, method: Halrp, tuned: FineTuned, run: TaskRun, rows: Batch) -> Delta:
     """A task's delta: all that was trained, or where parts were chosen, those in their precisions.
 
-    With validation data its provenance reports its score. A task that started at a solution of its own is compared with
+    It comes with a proof that it is active (`model.proof`), for inputs like some `rows` of the task.
+    """
+    delta = _better(reporting(description, tuned.outcome), base, method, tuned, run)
+    each_sees_its_own = run.processes is not None and isinstance(run.data.train, Loaded)
+    return delta if each_sees_its_own else proof.proven(delta, base, rows)
+
+
+def _better(description: Description, base: Base, method: Halrp, tuned: FineTuned, run: TaskRun) -> Delta:
+    """What fine-tuning made, or its start.
+
+    With validation data the provenance reports the score. A task that started at a solution of its own is compared with
     it as both are stored, and the better one is committed.
     """
-    description = reporting(description, tuned.outcome)
     if tuned.start.parts is None:
         return Delta.pack(description, base.layout, tuned.factors, tuned.owned, tuned.start.recovered)
     description = replace(description, format=PARTS_FORMAT, precision="float32")

@@ -14,7 +14,7 @@ from halrp.model import codec
 from halrp.model.codec import Precision
 from halrp.model.costs import weight_costs
 from halrp.model.description import PARTS_FORMAT, Description
-from halrp.model.file_size import planned_bytes, planned_part_bytes
+from halrp.model.file_size import PROOF, planned_bytes, planned_part_bytes
 from halrp.model.layout import Layout, Slot
 from halrp.model.size import Size
 
@@ -74,6 +74,7 @@ class Costs:
                 parts=mandatory | {key: small[key] for key in chosen},
                 precision=self.precision,
                 matrices=matrices,
+                extra=PROOF,
             )
 
         return TaskCosts([_part_cost(s, s.shape_in(classes), precisions[s.name]) for s in slots], file_bytes)
@@ -110,6 +111,7 @@ class Costs:
                 dense=[name for name in adapted if name not in ranks],
                 parts=plain | {f"{side}/{name}": self.rest for name in ranks for side in "rs"},
                 precision=self.precision,
+                extra=PROOF,
             )
 
         slots = self.layout.by_name

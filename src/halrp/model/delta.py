@@ -309,7 +309,7 @@ class Delta(Description):
         return components + rest
 
     def with_factors(self, factors: Mapping[str, Factors]) -> Delta:
-        """The same delta with other factors, in the same precisions; the scales stay."""
+        """The same delta with other factors, in the same precisions; the scales stay, and a proof is left out."""
         if not self.has_parts:
             dense = {key: coded for key, coded in held(self.coded).items() if key.startswith("dense/")}
             return replace(self, coded=dense | _coded(factors, self.precision))
@@ -323,6 +323,7 @@ class Delta(Description):
             self,
             coded={key: matrices[key] for key in keys},
             precisions={key: precisions.get(key, "float32") for key in keys},
+            probe={},
         )
 
     def __repr__(self) -> str:

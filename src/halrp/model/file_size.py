@@ -54,6 +54,12 @@ class TensorEntry(NamedTuple):
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
+PROOF_INPUTS, PROOF_NUMBERS = 128, 16
+"""Letters of the text that describes a task's inputs, and numbers that sum up what it gave for some (`proof`)."""
+PROOF = {"probe/inputs": TensorEntry("U8", (PROOF_INPUTS,)), "probe/outputs": TensorEntry("F32", (PROOF_NUMBERS,))}
+"""The tensors of a proof."""
+
+
 def pieces(
     layout: Layout, description: Description, ranks: Mapping[str, int], buffers: Collection[str]
 ) -> Iterator[Piece]:

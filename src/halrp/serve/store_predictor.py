@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from halrp.errors import DataError, SettingError, StoreError, UnknownTaskError
 from halrp.model import batch as tree
+from halrp.model import proof
 from halrp.model.base import Base
 from halrp.model.batch import Batch
 from halrp.model.call import Pick
@@ -43,10 +44,16 @@ class StorePredictor:
     """
 
     def __init__(
-        self, store: Store, follower: Follower, base: Base, memory: int | None = None, mixed: Mixed = "fastest"
+        self,
+        store: Store,
+        follower: Follower,
+        base: Base,
+        memory: int | None = None,
+        mixed: Mixed = "fastest",
+        check: bool = False,
     ) -> None:
         """Take what `open` has opened."""
-        self.base, self._store, self._follower = base, store, follower
+        self.base, self._store, self._follower, self._check = base, store, follower, check
         limit = max(LEAST_BYTES, TIMES_BASE * base.size.bytes) if memory is None else memory
         self._residents = ResidentTasks(limit)
         self._computing = Computing(base, self._residents.module, mixed, limit // 4)
@@ -67,6 +74,7 @@ class StorePredictor:
         pinned: Iterable[str] = (),
         follow_every: float = 0.5,
         mixed: Mixed = "fastest",
+        check: bool = False,
     ) -> StorePredictor:
         """Open a store.
 
@@ -77,11 +85,14 @@ class StorePredictor:
 
         `mixed` says how rows of different tasks are computed: in one pass, task by task, or, by default, in the way
         that is the fastest for their number, as measured. Task by task, outputs have the bits of a call for each task.
+
+        With `check`, a task that is read must give the outputs that its file holds, or calls for it raise
+        `InactiveError`.
         """
         store = Store(folder, verify_key=verify_key)
         follower = Follower(store, follow_every)
         base = open_base(store, follower.present, model, head, output, transform)
-        predictor = StorePredictor(store, follower, base, memory, mixed)
+        predictor = StorePredictor(store, follower, base, memory, mixed, check)
         predictor.pin(*pinned)
         return predictor
 
@@ -246,4 +257,6 @@ class StorePredictor:
     def _read(self, generation: Generation, name: str, entry: Entry) -> LoadedTask:
         delta = self._store.read_file(entry, name, self.base, generation.layouts)
         refuse_other_call(name, delta.provenance, self.base.call)
+        if self._check:
+            proof.check([delta], self.base)
         return LoadedTask(self.base, delta, entry.sha256)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from halrp.checks import is_whole
 from halrp.errors import DamagedError, FormatError, StoreError, WrongBaseError
-from halrp.model import codec, file_size
+from halrp.model import codec, file_size, proof
 from halrp.model.base import Base
 from halrp.model.codec import PRECISIONS
 from halrp.model.copies import held
@@ -193,6 +193,7 @@ def _delta(
     probe, statistics = reading.named("probe/"), reading.named("statistics/")
     reading.finish()
     require(not probe or "outputs" in probe, "its probe has no outputs")
+    proof.refuse_misfits(probe)
     return Delta(
         **described(description),
         **numbers,

@@ -19,8 +19,8 @@ import safetensors.torch
 from torch import Tensor, nn
 
 from halrp import seeding
-from halrp.errors import DamagedError, HalrpError, StoreError
-from halrp.model import views
+from halrp.errors import DamagedError, HalrpError, InactiveError, StoreError
+from halrp.model import proof, views
 from halrp.model.appended import as_stored
 from halrp.model.base import Base
 from halrp.model.layers.head import APPENDED
@@ -194,7 +194,10 @@ class _Reading:
         fits = ""
         if self.base is not None:
             task_file.check(delta, self.base, source)
-            fits = ", fits the model"
+            inactive = proof.problem(delta.on(self.base.tensors), self.base)
+            if inactive is not None:
+                raise InactiveError(inactive)
+            fits = ", fits the model" + (", active" if proof.has_proof(delta) else "")
         elif self.model is not None:
             fits = ", not compared with the model: the base cannot be used"
         return f"task {delta.task!r}, {delta.classes} classes{fits}"
