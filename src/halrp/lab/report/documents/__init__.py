@@ -106,6 +106,7 @@ def parts(root: Path) -> dict[str, Callable[[], str]]:
         "demo": partial(demo_table, root / "demo"),
         "orders": partial(orders_table, root / "cifar100-split-orders"),
         "train-step": partial(ratios_table, benchmarks / "train_step.json", "training step"),
+        "learn-time": partial(ratios_table, benchmarks / "learn_time.json", "learning a task"),
         "memory": partial(memory_table, benchmarks / "memory.json"),
         "predict-one": partial(ratios_table, benchmarks / "predict_one.json", "prediction"),
         "mixed-batch": partial(ratios_table, benchmarks / "mixed_batch.json", "mixed batch"),
