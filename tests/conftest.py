@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -31,12 +32,25 @@ def reports_at_the_end_of_epochs() -> Iterator[None]:
 def heads_are_fitted_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fit heads with few penalties, folds and steps: all of them take most of the time of learning a tiny task.
 
-    Modules that start processes keep the full fit: such a process would have it, and must give the same bits. So do
-    those that override this fixture, because they ask how well a head is fitted.
+    Modules that start processes keep the full fit: such a process would have it, and must give the same bits; tests in
+    them that start none may use `quick_heads`. Those that override this fixture ask how well a head is fitted.
     """
     if uses(request.path, STARTING):
         yield
         return
+    with _quick_heads():
+        yield
+
+
+@pytest.fixture
+def quick_heads() -> Iterator[None]:
+    """Heads are fitted quickly in this test."""
+    with _quick_heads():
+        yield
+
+
+@contextmanager
+def _quick_heads() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(probe, "PENALTIES", probe.PENALTIES[1::4])
         patch.setattr(probe, "FOLDS", 2)

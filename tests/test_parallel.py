@@ -134,8 +134,8 @@ def dropout_learner(progress: Notify | None = None) -> Learner:
     return Learner(drawn(Dropout), method=method, recipe=DROPOUT_RECIPE, base="given", progress=progress)
 
 
-@pytest.fixture(scope="module")
-def one_by_one() -> dict[str, bytes]:
+@pytest.fixture
+def one_by_one(quick_heads: None) -> dict[str, bytes]:
     learning = dropout_learner()
     learning.learn_many(RANDOM_TASKS)
     return files(learning)

@@ -402,6 +402,7 @@ def test_a_store_changes_nothing_in_what_is_learned(whole: Any) -> None:
     ]
 
 
+@pytest.mark.usefixtures("quick_heads")
 @pytest.mark.parametrize("validated", [True, False])
 def test_a_task_that_starts_at_the_probe_resumes_after_any_epoch_with_the_same_files(
     validated: bool, tmp_path: Path
