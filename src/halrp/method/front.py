@@ -67,7 +67,7 @@ class Front:
         chain = _longest(net.eval(), train, near)
         if chain is None:
             return None
-        paths, row = chain
+        paths, row, in_tuple = chain
         in_memory = val if isinstance(val, InMemory) else None
         count = train.examples + (0 if in_memory is None else in_memory.examples)
         if count * row.numel() * row.element_size() > MOST_BYTES:
@@ -79,9 +79,7 @@ class Front:
             )
             if train_rows is None or not _is_same_in_training(net, paths, train, train_rows):
                 return None
-        return Front(
-            paths, isinstance(_given(net, last, train.call, _some(train))[0], tuple), train_rows, val_rows, Beside()
-        )
+        return Front(paths, in_tuple, train_rows, val_rows, Beside())
 
     def run(self, run: TaskRun) -> TaskRun:
         """The task, with the rows that are held beside its examples."""
@@ -174,12 +172,12 @@ class _Called:
         return given if isinstance(given, Tensor) else None
 
 
-def _longest(net: nn.Module, data: InMemory, near: Collection[str]) -> tuple[tuple[str, ...], Tensor] | None:
-    """The paths of the chain with most modules, and what its last module gives for an example."""
+def _longest(net: nn.Module, data: InMemory, near: Collection[str]) -> tuple[tuple[str, ...], Tensor, bool] | None:
+    """The paths of the chain with most modules, what its last module gives for an example, and whether in a tuple."""
     x = _some(data)
     with torch.no_grad():
         calls, outputs = _frozen_calls(net, data.call, x, near)
-    best: tuple[int, tuple[str, ...], Tensor] | None = None
+    best: tuple[int, tuple[str, ...], Tensor, bool] | None = None
     for end in range(len(calls) - 1, max(-1, len(calls) - 1 - LAST), -1):
         chain, given = _chain_to(calls, end), calls[end].tensor
         modules = sum(call.modules for call in chain)
@@ -187,7 +185,7 @@ def _longest(net: nn.Module, data: InMemory, near: Collection[str]) -> tuple[tup
             continue
         paths = tuple(call.path for call in chain)
         if _gives(net, data.call, x, paths, calls[end], outputs):
-            best = modules, paths, given[0]
+            best = modules, paths, given[0], isinstance(calls[end].given, tuple)
     return None if best is None else best[1:]
 
 
