@@ -33,8 +33,8 @@ from halrp.training.activations import recomputed_activations
 from halrp.training.batches import loss_of
 from halrp.training.run import TaskRun
 
-LEAST_ROWS, PARTS_OF_A_BATCH = 4, 4
-"""Gradients are taken of a quarter of a batch at a time, which needs less memory than training does, and not of less
+LEAST_ROWS, PARTS_OF_A_BATCH = 4, 2
+"""Gradients are taken of half a batch at a time, which needs less memory than training does, and not of less
 than four rows."""
 
 
