@@ -14,7 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from halrp import seeding
 from halrp.errors import DivergedError
@@ -50,44 +50,50 @@ class WarmUp(StartRule):
     ) -> Starts:
         """Return where fine-tuning starts, by view, and what the task owns in any case."""
         # Warm up: train a copy of the base freely, to see where the task wants to go.
-        data, net = run.data, base.trainable(run.data.width, *run.seed_key)
+        net = base.trainable(run.data.width, *run.seed_key)
         everything = Group([parameter for parameter in net.parameters() if parameter.requires_grad])
-        weights = base.adapted_weights()
-        free = {n: p for n, p in net.named_parameters() if n in weights}
+        adapted = base.adapted_weights()
         groups = by_kind([everything], by_role(base.plan, net.named_parameters()), run.recipe)
         training = run.training("warm-up", net, groups, method.warm_up, is_final=False).run()
-        check.gradients(free, training.without_gradient)
-        # Importance: what an error in each free weight costs.
-        held_out = whole(data.train) if data.val is None else data.val
-        with seeding.isolated(*run.seed_key, "importance", device=base.device):  # a loader may draw its order
-            sensitivity = measure(
-                method.importance, method.decompose.needs_curvature, net, free, held_out, run.recipe.batch
-            )
-        if run.processes is not None:  # each has measured all that it can read
-            factors = [part for curvature in sensitivity.curvature.values() for part in curvature]
-            run.processes.take_first([*sensitivity.importance.values(), *factors], "importance")
-        # Scales, decomposition, allocation: one start for each view of convolutions that is tried.
-        owned, base_size = base.owned_tensors(net), Size(base.parameter_count, base.size.bytes)
-        kernels = {n: base.plan.parameters[n].kernel for n in free}
-        scales = {slot.name: method.allocate.price(costs.scales(slot)) for slot in base.layout.adapted}
-        starts = {
-            view: low_rank_start(
-                {n: p.detach() for n, p in free.items()},
-                weights,
-                sensitivity,
-                method,
-                {n: view if kernel else "full" for n, kernel in kernels.items()},
-                costs(owned, view),
-                base_size,
-                seeding.generator(*run.seed_key, "truncate", view),
-                scales,
-            )
-            for view in method.views(any(kernels.values()), data.val is not None)
-        }
-        if method.rest != "float32":
-            plain = {f"plain/{name}": costs.owned_precision(name) for name in owned}
-            starts = {view: _by_parts(start, method, plain) for view, start in starts.items()}
-        return Starts(starts, owned)
+        check.gradients({n: p for n, p in net.named_parameters() if n in adapted}, training.without_gradient)
+        return starts_at(net, base, method, run, costs)
+
+
+def starts_at(net: nn.Module, base: Base, method: Halrp, run: TaskRun, costs: Costs) -> Starts:
+    """Where fine-tuning starts if the task wants to go where a freely trained network went."""
+    data, weights = run.data, base.adapted_weights()
+    free = {n: p for n, p in net.named_parameters() if n in weights}
+    # Importance: what an error in each free weight costs.
+    held_out = whole(data.train) if data.val is None else data.val
+    with seeding.isolated(*run.seed_key, "importance", device=base.device):  # a loader may draw its order
+        sensitivity = measure(
+            method.importance, method.decompose.needs_curvature, net, free, held_out, run.recipe.batch
+        )
+    if run.processes is not None:  # each has measured all that it can read
+        factors = [part for curvature in sensitivity.curvature.values() for part in curvature]
+        run.processes.take_first([*sensitivity.importance.values(), *factors], "importance")
+    # Scales, decomposition, allocation: one start for each view of convolutions that is tried.
+    owned, base_size = base.owned_tensors(net), Size(base.parameter_count, base.size.bytes)
+    kernels = {n: base.plan.parameters[n].kernel for n in free}
+    scales = {slot.name: method.allocate.price(costs.scales(slot)) for slot in base.layout.adapted}
+    starts = {
+        view: low_rank_start(
+            {n: p.detach() for n, p in free.items()},
+            weights,
+            sensitivity,
+            method,
+            {n: view if kernel else "full" for n, kernel in kernels.items()},
+            costs(owned, view),
+            base_size,
+            seeding.generator(*run.seed_key, "truncate", view),
+            scales,
+        )
+        for view in method.views(any(kernels.values()), data.val is not None)
+    }
+    if method.rest != "float32":
+        plain = {f"plain/{name}": costs.owned_precision(name) for name in owned}
+        starts = {view: _by_parts(start, method, plain) for view, start in starts.items()}
+    return Starts(starts, owned)
 
 
 def _by_parts(start: Start, method: Halrp, plain: Mapping[str, Precision]) -> Start:
