@@ -89,12 +89,19 @@ def test_only_fine_tuning_drops(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shares == {"base": 0.0, "warm-up": 0.0, "fine-tune: mean": 0.4}
 
 
-@pytest.mark.parametrize(("examples", "share"), [(100, 0.0), (200, DROPOUT), (500, DROPOUT), (4000, DROPOUT)])
+@pytest.mark.parametrize(("examples", "share"), [(31, 0.0), (100, DROPOUT), (200, DROPOUT), (4000, DROPOUT)])
 def test_by_default_it_depends_on_the_number_of_steps(examples: int, share: float) -> None:
     settings = chosen(Recipe.auto(), tiny_task("mlp", examples=examples), given=False)
     assert (settings.average, settings.exact_statistics, settings.dropout) == (AVERAGE, True, share)
     plain = dataclasses.replace(Recipe(), automatic=settings.automatic, average=AVERAGE, exact_statistics=True)
-    assert dataclasses.replace(settings, dropout=0.0) == plain, "all else is as the paper"
+    assert dataclasses.replace(settings, dropout=0.0, batch=128) == plain, "all else is as the paper"
+
+
+@pytest.mark.parametrize(("examples", "batch"), [(31, 128), (32, 16), (101, 51), (128, 64), (129, 128), (4000, 128)])
+def test_by_default_a_pass_over_few_examples_has_two_steps(examples: int, batch: int) -> None:
+    assert chosen(Recipe.auto(), tiny_task("mlp", examples=examples), given=False).batch == batch
+    assert chosen(Recipe.auto(batch=100), tiny_task("mlp", examples=examples), given=False).batch == 100
+    assert chosen_for(Recipe.auto(), None, given=False).batch == 128
 
 
 def test_what_is_given_decides_the_steps_and_is_left_as_it_is() -> None:

@@ -1,9 +1,9 @@
 """Settings that need no tuning: what a recipe leaves open, chosen for each task by rules.
 
-On a base that the first task trains, these are the settings of the paper, and besides them an average over the last
-half of the steps, exact statistics of batch norms, and dropout where a task takes many steps (`docs/results.md` has
-what each is worth). On a given base, which is nearly always pretrained, a task starts at the probe and needs small
-steps, and few examples need small batches.
+On a base that the first task trains, these are the settings of the paper, with half as large batches where a pass would
+be a single step, and besides them an average over the last half of the steps, exact statistics of batch norms, and
+dropout where a task takes many steps (`docs/results.md` has what each is worth). On a given base, which is nearly
+always pretrained, a task starts at the probe and needs small steps, and few examples need small batches.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from halrp.training.recipe import AUTOMATIC, BEYOND_PAPER, Recipe
 SOME = 1000
 """Examples that are assumed where nothing tells their number."""
 LEAST_STEPS = 100
+HALVED = 32
+"""Examples from which on a single batch of all of them is halved: a batch norm needs rows."""
 AVERAGE = 0.5
 """Share of the last steps whose parameters are averaged."""
 DROPOUT = 0.4
@@ -55,6 +57,11 @@ def steps_of(examples: int | None, recipe: Recipe, batch: int | None = None) -> 
     return recipe.epochs * math.ceil(count / ((batch or recipe.batch) * recipe.accumulate))
 
 
+def batch_of(examples: int | None, most: int) -> int:
+    """Half of the examples where a batch holds all of them; `most` where they are too many or too few for that."""
+    return most if examples is None or not HALVED <= examples <= most else math.ceil(examples / 2)
+
+
 def beyond_paper(steps: int) -> dict[str, Choice]:
     """What a task of a number of steps gets beyond the paper's settings, if it is not on a given base."""
     enough = steps >= DROPOUT_STEPS
@@ -72,8 +79,12 @@ def choices(examples: int | None, given: bool, steps: int | None = None) -> dict
     """
     if not given:
         why, paper = "on a base that the first task trained: as the paper", Recipe()
-        steps = steps_of(examples, paper) if steps is None else steps
-        return {name: Choice(getattr(paper, name), why) for name in AUTOMATIC} | beyond_paper(steps)
+        batch = batch_of(examples, paper.batch)
+        steps = steps_of(examples, paper, batch) if steps is None else steps
+        values = {name: Choice(getattr(paper, name), why) for name in AUTOMATIC} | beyond_paper(steps)
+        if batch < paper.batch:
+            values["batch"] = Choice(batch, f"{examples} training examples: a pass of two steps, not one")
+        return values
     count = SOME if examples is None else max(1, examples)
     known = f"{count} training examples" if examples is not None else "a number of examples that nothing tells"
     batch = min(64, max(4, 2 ** round(math.log2(max(1, count / 10)))))

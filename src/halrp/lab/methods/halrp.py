@@ -117,7 +117,7 @@ class HalrpMethod(Method):
 
 
 class DefaultHalrp(HalrpMethod):
-    """The library's default method, trained by its default recipe with the run's epochs, batches and rates."""
+    """The library's default method, trained by its default recipe with the run's epochs and rates."""
 
     def __init__(
         self,
@@ -133,9 +133,9 @@ class DefaultHalrp(HalrpMethod):
     ) -> None:
         """Take the bound on the bytes of a task's file, and what else `Halrp.budget` takes.
 
-        `recipe` "default" lets the library choose for each task what the paper's recipe does not have: an average over
-        the last steps, exact statistics and dropout, each unless the run's recipe has it. "run" is the run's recipe as
-        it is.
+        `recipe` "default" lets the library choose for each task what the paper's recipe does not have (an average over
+        the last steps, exact statistics and dropout) and the size of batches, each unless the run's recipe has it.
+        "run" is the run's recipe as it is.
         """
         check_choice("halrp", "recipe", recipe, ("default", "run"))
         context = replace(context, recipe=default_recipe(context.recipe)) if recipe == "default" else context
@@ -146,9 +146,9 @@ class DefaultHalrp(HalrpMethod):
 
 
 def default_recipe(recipe: Recipe) -> Recipe:
-    """A recipe whose settings beyond the paper's are chosen for each task, as in the library, where it has none."""
+    """A recipe whose batches and settings beyond the paper's are chosen for each task, where it has none of its own."""
     plain = Recipe()
-    unset = [name for name in BEYOND_PAPER if getattr(recipe, name) == getattr(plain, name)]
+    unset = [name for name in ("batch", *BEYOND_PAPER) if getattr(recipe, name) == getattr(plain, name)]
     return replace(recipe, automatic=tuple(dict.fromkeys((*recipe.automatic, *unset))))
 
 
