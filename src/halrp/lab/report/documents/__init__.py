@@ -26,7 +26,6 @@ from halrp.lab.report.documents.methods import (
     methods_table,
     orderings,
 )
-from halrp.lab.report.documents.ranks import importance_table, parents_table, ranks_table
 from halrp.lab.report.documents.speed import decoding_table, memory_table, ratios_table, starts_table, times_table
 from halrp.lab.report.documents.studies import (
     grid_table,
@@ -118,9 +117,6 @@ def parts(root: Path) -> dict[str, Callable[[], str]]:
         "starts": partial(starts_table, benchmarks / "starts.json"),
         "start-ablations": partial(ablations_table, benchmarks / "ablations.json"),
         "worth": partial(correlations_table, benchmarks / "worth.json"),
-        "importance": partial(importance_table, benchmarks / "importance.json"),
-        "ranks": partial(ranks_table, benchmarks / "ranks.json"),
-        "parents": partial(parents_table, benchmarks / "parents.json"),
         "bytes": partial(bytes_table, benchmarks / "bytes.json"),
         "entropy": partial(entropy_table, benchmarks / "entropy.json"),
         "decoding": partial(decoding_table, benchmarks / "decode.json"),
