@@ -86,6 +86,14 @@ class OfRows(Chain):
         return super().forward(x - x.mean(0) if self.training else x)
 
 
+class Encoder(Chain):
+    """Rows (N, length, width), weighed by what the shape of an early block's output says; their mean has a class."""
+
+    def shortcut(self, x: Tensor, early: Tensor, inputs: Tensor) -> Tensor:
+        weights = torch.ones(early.shape[:2], dtype=early.dtype, device=early.device).cumsum(1)
+        return (x * weights[:, :, None]).mean(1) / early.size(1)
+
+
 def data(seed: int = 0, examples: int = 40) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     y = torch.arange(examples) % CLASSES
@@ -128,7 +136,7 @@ def test_what_it_holds_is_what_its_last_module_gives(in_tuple: bool) -> None:
         learner = learned(partial(Chain, in_tuple))
     (front,) = seen.fronts
     assert front is not None
-    assert front.paths == FRONT
+    assert front.chain.paths == FRONT
     net: Any = learner._committed.ready.module
     for (x, _), rows in ((data(), front.train), (data(2), front.val)):
         x = torch.relu(net.stem(x))
@@ -149,10 +157,28 @@ def test_a_task_is_the_same_with_it_and_without(build: Callable[[], nn.Module]) 
         plain = learned(build)
     (front,) = seen.fronts
     assert front is not None
-    assert front.paths == (FRONT[:2] if build is WithShortcut else FRONT)
+    assert front.chain.paths == (FRONT[:2] if build is WithShortcut else FRONT)
     assert ours.tasks["a"].ranks == plain.tasks["a"].ranks
     torch.testing.assert_close(ours.predict(x, "a"), plain.predict(x, "a"), rtol=1e-3, atol=1e-3)
     assert not torch.allclose(ours.predict(x, "a"), ours.predict(x, None), atol=1e-2)
+
+
+def test_a_model_may_ask_for_shapes_inside_which_training_and_validation_data_have_of_their_own() -> None:
+    (x, y), (xv, yv) = data(), data(2)
+    given: dict[str, Any] = {"train": (x[:, None].repeat(1, 3, 1), y), "val": (xv[:, None].repeat(1, 2, 1), yv)}
+    with watching() as seen:
+        ours = learned(Encoder, **given)
+    with watching(used=False):
+        plain = learned(Encoder, **given)
+    (front,) = seen.fronts
+    assert front is not None
+    assert front.chain.paths == FRONT
+    assert {shape[0]: {kind.shape[0] for kind in kinds} for shape, kinds in front.chain.kinds.items()} == {
+        3: {3},
+        2: {2},
+    }
+    assert ours.tasks["a"].ranks == plain.tasks["a"].ranks
+    torch.testing.assert_close(ours.predict(xv[:, None], "a"), plain.predict(xv[:, None], "a"), rtol=1e-3, atol=1e-3)
 
 
 def test_forward_passes_inside_are_left_out() -> None:
@@ -235,7 +261,7 @@ def test_a_layer_whose_weight_a_task_changes_elsewhere_is_not_part_of_it() -> No
     with watching() as seen:
         learned(build)
     front = seen.fronts[0]
-    assert front is None or "blocks.1" not in front.paths
+    assert front is None or "blocks.1" not in front.chain.paths
 
 
 def test_an_interrupted_task_resumes_to_the_same_bits(tmp_path: Path) -> None:

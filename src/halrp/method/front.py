@@ -2,19 +2,19 @@
 
 Fine-tuning passes the same examples through the same frozen modules in every epoch. `Front` finds a chain of them, each
 of which takes what the one before it gives, holds what the last one gives for each example, and lets a network go on
-from there. The last module of the chain gives those rows then, and the others give something that nothing can be
-computed with. A chain around which the model has a shortcut is of no use; if the model takes one only for some inputs,
-those are computed as a whole.
+from there. The last module of the chain gives those rows then, and the others give something that has a shape and a
+type, and that nothing can be computed with. A chain around which the model has a shortcut is of no use; if the model
+takes one only for some inputs, those are computed as a whole.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,14 +37,40 @@ EXAMPLES = 4
 """With which a chain is tried."""
 
 
-@dataclass(frozen=True, eq=False)
-class Front:
-    """A chain of modules, and what the last of them gives for each example."""
+METADATA = frozenset(
+    (
+        *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "is_cuda", "requires_grad")),
+        *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__, Tensor.is_floating_point),
+    )
+)
+"""What can be asked of a tensor that is not computed: an encoder makes its mask by the shape of its embeddings."""
+
+
+class Kind(NamedTuple):
+    """What is known of a tensor that is not computed."""
+
+    shape: torch.Size
+    """Of an example's row."""
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Modules, each of which takes what the one before it gives."""
 
     paths: tuple[str, ...]
     """In the order of their calls."""
     in_tuple: bool
     """Whether a module gives its tensor as the only one of a tuple."""
+    kinds: Mapping[torch.Size, tuple[Kind, ...]]
+    """What each module gives for an example, by the shape of what the last one gives."""
+
+
+@dataclass(frozen=True, eq=False)
+class Front:
+    """A chain of modules, and what the last of them gives for each example."""
+
+    chain: Chain
     train: Tensor
     """(N, …), for the training examples."""
     val: Tensor | None
@@ -64,22 +90,24 @@ class Front:
         changed = recipe.autocast is not None or recipe.compile or recipe.checkpoint_activations
         if not isinstance(train, InMemory) or data.augment is not None or run.processes is not None or changed:
             return None
-        chain = _longest(net.eval(), train, near)
-        if chain is None:
+        found = _longest(net.eval(), train, near)
+        if found is None:
             return None
-        paths, row, in_tuple = chain
+        chain, row = found
         in_memory = val if isinstance(val, InMemory) else None
         count = train.examples + (0 if in_memory is None else in_memory.examples)
         if count * row.numel() * row.element_size() > MOST_BYTES:
             return None
-        last, batch = net.get_submodule(paths[-1]), recipe.batch
         with seeding.isolated(*run.seed_key, "front", device=row.device):
-            train_rows, val_rows = (
-                None if part is None else _rows_of(net, last, part, batch) for part in (train, in_memory)
-            )
-            if train_rows is None or not _is_same_in_training(net, paths, train, train_rows):
+            held = [None if part is None else _rows_of(net, chain, part, recipe.batch) for part in (train, in_memory)]
+            if held[0] is None or not _is_same_in_training(net, chain, train, held[0].tensor):
                 return None
-        return Front(paths, in_tuple, train_rows, val_rows, Beside())
+        kinds = {rows.tensor.shape[1:]: rows.kinds for rows in held if rows is not None}
+        if any(rows is not None and kinds[rows.tensor.shape[1:]] != rows.kinds for rows in held):
+            return None
+        train_rows, val_rows = (None if rows is None else rows.tensor for rows in held)
+        assert train_rows is not None
+        return Front(replace(chain, kinds=kinds), train_rows, val_rows, Beside())
 
     def run(self, run: TaskRun) -> TaskRun:
         """The task, with the rows that are held beside its examples."""
@@ -97,8 +125,7 @@ class Front:
     @contextmanager
     def installed(self, net: nn.Module) -> Iterator[None]:
         """Let a network continue from these rows, for a block, where its inputs have them beside them."""
-        modules = [net.get_submodule(path) for path in self.paths]
-        with _replaced(modules, self.beside, self.in_tuple):
+        with _replaced(net, self.chain, self.beside):
             yield
 
 
@@ -121,27 +148,37 @@ class _Nothing(Tensor):
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Refuse every use."""
+        """Refuse every use but questions of what is known."""
+        if function in METADATA:
+            return super().__torch_function__(function, types, args, kwargs or {})
         raise _UsedError
 
 
 @contextmanager
-def _replaced(modules: Sequence[nn.Module], beside: Beside, in_tuple: bool) -> Iterator[None]:
+def _replaced(net: nn.Module, chain: Chain, beside: Beside) -> Iterator[None]:
     """Let the last module give the rows that lie beside the inputs, and the others nothing, where there are any."""
-    nothing = torch.empty(0).as_subclass(_Nothing)
 
-    def forward(original: Callable[..., Any], is_last: bool, *args: Any, **keywords: Any) -> Any:
-        if beside.rows is None:
+    def forward(original: Callable[..., Any], number: int, *args: Any, **keywords: Any) -> Any:
+        rows = beside.rows
+        if rows is None:
             return original(*args, **keywords)
-        given = beside.rows if is_last else nothing
-        return (given,) if in_tuple else given
+        is_last = number == len(chain.paths) - 1
+        given = rows if is_last else _nothing(chain.kinds[rows.shape[1:]][number], rows)
+        return (given,) if chain.in_tuple else given
 
     with ExitStack() as stack:
-        for module in modules:
+        for number, path in enumerate(chain.paths):
+            module = net.get_submodule(path)
             before = vars(module).get("forward")
-            vars(module)["forward"] = partial(forward, module.forward, module is modules[-1])
+            vars(module)["forward"] = partial(forward, module.forward, number)
             stack.callback(_restore, module, before)
         yield
+
+
+def _nothing(kind: Kind, rows: Tensor) -> Tensor:
+    """What a module inside the chain would give for some rows, without a value."""
+    element = torch.empty((), dtype=kind.dtype, device=rows.device)
+    return element.expand(len(rows), *kind.shape).as_subclass(_Nothing)
 
 
 def _restore(module: nn.Module, before: object) -> None:
@@ -171,21 +208,28 @@ class _Called:
         given = self.given[0] if isinstance(self.given, tuple) and len(self.given) == 1 else self.given
         return given if isinstance(given, Tensor) else None
 
+    @property
+    def kind(self) -> Kind:
+        """What it gave for an example, if that was one tensor."""
+        assert self.tensor is not None
+        return Kind(self.tensor.shape[1:], self.tensor.dtype)
 
-def _longest(net: nn.Module, data: InMemory, near: Collection[str]) -> tuple[tuple[str, ...], Tensor, bool] | None:
-    """The paths of the chain with most modules, what its last module gives for an example, and whether in a tuple."""
+
+def _longest(net: nn.Module, data: InMemory, near: Collection[str]) -> tuple[Chain, Tensor] | None:
+    """The chain with most modules, and what its last module gives for an example."""
     x = _some(data)
     with torch.no_grad():
         calls, outputs = _frozen_calls(net, data.call, x, near)
-    best: tuple[int, tuple[str, ...], Tensor, bool] | None = None
+    best: tuple[int, Chain, Tensor] | None = None
     for end in range(len(calls) - 1, max(-1, len(calls) - 1 - LAST), -1):
-        chain, given = _chain_to(calls, end), calls[end].tensor
-        modules = sum(call.modules for call in chain)
-        if given is None or (best is not None and modules <= best[0]):
+        linked, rows = _chain_to(calls, end, tree.rows(x)), calls[end].tensor
+        modules = sum(call.modules for call in linked)
+        if rows is None or rows.dim() < 2 or (best is not None and modules <= best[0]):
             continue
-        paths = tuple(call.path for call in chain)
-        if _gives(net, data.call, x, paths, calls[end], outputs):
-            best = modules, paths, given[0], isinstance(calls[end].given, tuple)
+        kinds = {rows.shape[1:]: tuple(call.kind for call in linked)}
+        chain = Chain(tuple(call.path for call in linked), isinstance(calls[end].given, tuple), kinds)
+        if _gives(net, data.call, x, chain, rows, outputs):
+            best = modules, chain, rows[0]
     return None if best is None else best[1:]
 
 
@@ -225,25 +269,26 @@ def _frozen_calls(net: nn.Module, call: Call, x: Batch, near: Collection[str]) -
     return [called for called in calls if counts[called.path] == 1], outputs
 
 
-def _chain_to(calls: Sequence[_Called], end: int) -> list[_Called]:
-    """The longest chain that ends with a call: each reads the very tensor that the one before it gave."""
+def _chain_to(calls: Sequence[_Called], end: int, rows: int) -> list[_Called]:
+    """The longest chain that ends with a call: each reads the very tensor of some rows that the one before it gave."""
     chain = [calls[end]]
     kind = isinstance(chain[0].given, tuple)
     for call in reversed(calls[:end]):
         given = call.tensor
         if given is None or isinstance(call.given, tuple) != kind or not any(given is t for t in chain[0].read):
             break
+        if given.shape[:1] != (rows,):
+            break
         chain.insert(0, call)
     return chain
 
 
-def _gives(net: nn.Module, call: Call, x: Batch, paths: Sequence[str], last: _Called, outputs: Tensor) -> bool:
+def _gives(net: nn.Module, call: Call, x: Batch, chain: Chain, rows: Tensor, outputs: Tensor) -> bool:
     """Whether a network has the same outputs when it continues from what the chain's last module gives."""
-    rows, beside = last.tensor, Beside()
-    if rows is None or rows.dim() < 2 or rows.shape[0] != tree.rows(x) or rows.requires_grad:
+    if rows.shape[0] != tree.rows(x) or rows.requires_grad:
         return False
-    modules = [net.get_submodule(path) for path in paths]
-    with torch.no_grad(), suppress(_UsedError), _replaced(modules, beside, isinstance(last.given, tuple)):
+    beside = Beside()
+    with torch.no_grad(), suppress(_UsedError), _replaced(net, chain, beside):
         again = CallBeside(call.output, call.transform, call, beside)(net, (tree.tree_map(torch.clone, x), rows))
         return _is_close(again, outputs)
     return False
@@ -264,40 +309,43 @@ class _ReachedError(Exception):
     """The chain's last module has given what is wanted; the rest of the network need not be computed."""
 
 
-def _given(net: nn.Module, last: nn.Module, call: Call, x: Batch) -> list[object]:
-    """What a module gives for a batch, with no more of the network computed than that takes."""
+def _given(net: nn.Module, chain: Chain, call: Call, x: Batch) -> list[object]:
+    """What the modules of a chain give for a batch, with no more of the network computed than that takes."""
     seen = list[object]()
 
     def hook(_: nn.Module, args: object, given: object) -> None:
-        seen.append(given)
-        raise _ReachedError
+        seen.append(given[0] if isinstance(given, tuple) else given)
+        if len(seen) == len(chain.paths):
+            raise _ReachedError
 
-    handle = last.register_forward_hook(hook)
-    try:
-        with torch.no_grad(), suppress(_ReachedError):
-            call.given(net, x)
-    finally:
-        handle.remove()
+    with torch.no_grad(), suppress(_ReachedError), ExitStack() as hooks:
+        for path in chain.paths:
+            hooks.callback(net.get_submodule(path).register_forward_hook(hook).remove)
+        call.given(net, x)
     return seen
 
 
-def _rows_of(net: nn.Module, last: nn.Module, data: InMemory, batch: int) -> Tensor | None:
-    """What a module gives for each example, or None if not of one shape."""
-    parts = list[Tensor]()
+class _Rows(NamedTuple):
+    """What a chain gives for some examples."""
+
+    tensor: Tensor
+    """(N, …), of its last module."""
+    kinds: tuple[Kind, ...]
+
+
+def _rows_of(net: nn.Module, chain: Chain, data: InMemory, batch: int) -> _Rows | None:
+    """What a chain gives for each example, or None if not of one shape."""
+    parts, kinds = list[Tensor](), set[tuple[Kind, ...]]()
     for x, y in replace(data, drop_last=False).batches(batch, None):
-        (given,) = _given(net.eval(), last, data.call, x)
-        tensor = given[0] if isinstance(given, tuple) else given
-        if (
-            not isinstance(tensor, Tensor)
-            or len(tensor) != len(y)
-            or (parts and tensor.shape[1:] != parts[0].shape[1:])
-        ):
+        given = [tensor for tensor in _given(net.eval(), chain, data.call, x) if isinstance(tensor, Tensor)]
+        if len(given) < len(chain.paths) or any(tensor.shape[:1] != y.shape[:1] for tensor in given):
             return None
-        parts.append(tensor.detach().clone())
-    return torch.cat(parts)
+        parts.append(given[-1].detach().clone())
+        kinds.add(tuple(Kind(tensor.shape[1:], tensor.dtype) for tensor in given))
+    return _Rows(torch.cat(parts), kinds.pop()) if len(kinds) == 1 else None
 
 
-def _is_same_in_training(net: nn.Module, paths: Sequence[str], data: InMemory, held: Tensor) -> bool:
+def _is_same_in_training(net: nn.Module, chain: Chain, data: InMemory, held: Tensor) -> bool:
     """Whether the chain gives the held rows in training mode, for other rows together, and without a random draw."""
     index = torch.arange(0, data.examples, max(1, data.examples // EXAMPLES), device=data.y.device)
     states = list[Tensor]()
@@ -306,16 +354,14 @@ def _is_same_in_training(net: nn.Module, paths: Sequence[str], data: InMemory, h
         cuda = [torch.cuda.get_rng_state(held.device)] if held.device.type == "cuda" else []
         states.extend([torch.get_rng_state(), *cuda])
 
-    first, last = (net.get_submodule(paths[number]) for number in (0, -1))
-    handle = first.register_forward_pre_hook(note)
+    handle = net.get_submodule(chain.paths[0]).register_forward_pre_hook(note)
     freeze_statistics(net.train())
     try:
-        (given,) = _given(net, last, data.call, tree.tree_map(lambda t: t[index], data.x))
+        tensor = _given(net, chain, data.call, tree.tree_map(lambda t: t[index], data.x))[-1]
         note()
     finally:
         handle.remove()
         net.eval()
     half = len(states) // 2
     drawn = not all(torch.equal(a, b) for a, b in zip(states[:half], states[half:], strict=True))
-    tensor = given[0] if isinstance(given, tuple) else given
     return not drawn and isinstance(tensor, Tensor) and _is_close(tensor, held[index])
