@@ -73,6 +73,7 @@ def test_the_page_on_training(
     assert Learner.load("tasks", names["model"]).recipe == names["recipe"]
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch copies its own tree specifications
 def test_the_page_on_serving(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -374,6 +374,26 @@ def test_export_to_onnx_takes_any_number_of_rows(learner: Learner, saved: Path, 
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+def test_export_of_every_task_as_a_family(learner: Learner, saved: Path, tmp_path: Path) -> None:
+    arguments = ("export", saved, "-o", tmp_path / "edge", "--model", MODEL, "--input", SHAPE)
+    for wrong in (ran(*arguments), ran("export", saved, "first", "--family", *arguments[2:])):
+        assert wrong.code == 2
+        assert "name one task, or pass --family" in wrong.error
+    result = ran(*arguments, "--family")
+    assert result.code == 0
+    assert "largest difference from predict" in result.out
+    assert {"family.onnx", "second-task.onnx_adapter"} <= {*os.listdir(tmp_path / "edge")}
+    adapter, options = onnxruntime.LoraAdapter(), onnxruntime.RunOptions()
+    adapter.Load(str(tmp_path / "edge" / "second-task.onnx_adapter"))
+    options.add_active_adapter(adapter)
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 3
+    session, x = onnxruntime.InferenceSession(str(tmp_path / "edge" / "family.onnx"), settings), example(5)
+    logits = session.run(["logits"], {session.get_inputs()[0].name: x.numpy()}, options)[0]
+    torch.testing.assert_close(torch.from_numpy(logits), learner.predict(x, "second task"), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 def test_export_to_pt2_with_a_fixed_batch_and_no_overwriting(learner: Learner, saved: Path, tmp_path: Path) -> None:
     path = tmp_path / "first.pt2"
     arguments = ("export", saved, "first", "-o", path, "--model", MODEL, "--input", "4,3,8,8", "--batch", "fixed")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from halrp.learner import Learner
     from halrp.model.codec import Precision
 
 Model: TypeAlias = Annotated[
@@ -172,8 +173,9 @@ def verify_store(
 
 def export_task(
     store: Folder,
-    task: Annotated[str, typer.Argument(metavar="TASK", help="the name of a task", show_default=False)],
-    output: Annotated[Path, typer.Option("-o", "--output", help="model.onnx or model.pt2", show_default=False)],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="model.onnx or model.pt2; a folder for --family", show_default=False)
+    ],
     model: ModelOption,
     shapes: Annotated[
         list[str],
@@ -183,28 +185,43 @@ def export_task(
         list[str] | None,
         typer.Option(help="inputs are integers below this number, such as token ids; NAME=N for one of several"),
     ] = None,
+    task: Annotated[str | None, typer.Argument(metavar="[TASK]", help="the name of a task", show_default=False)] = None,
+    family: Annotated[
+        bool, typer.Option("--family", help="every task: one ONNX graph, and an adapter of ONNX Runtime for each")
+    ] = False,
     batch: Annotated[Batch, typer.Option(help="accept any number of rows, or only that of --input")] = Batch.dynamic,
     force: Annotated[bool, typer.Option("--force", help="replace the output if it exists")] = False,
 ) -> None:
     """Export a task as a plain model with merged weights, for ONNX runtimes or for torch.export.load.
 
-    The file is run and compared with the library's predictions before it is written.
+    With --family, every task for ONNX Runtime: family.onnx, and an adapter for each task. Run it again for new tasks.
+
+    Files are run and compared with the library's predictions before they are written.
 
     Example: halrp export store/ birds -o birds.onnx --model my_models:resnet --input 1,3,32,32
+
+    Example: halrp export store/ --family -o edge/ --model my_models:resnet --input 1,3,32,32
 
     Example: halrp export store/ tickets -o tickets.onnx --model my_models:bert --input input_ids=1,16 --tokens 30522
     """
     from halrp.learner import Learner
     from halrp.tools import export
 
-    export.refuse_path(output, force)
+    if family == (task is not None):
+        raise SettingError("name one task, or pass --family for all of them")
+    if not family:
+        export.refuse_path(output, force)
     sizes, limits = parse_inputs(shapes), parse_tokens(tokens or [])
-    learner = Learner.load(store, load_model(model))
+    learner = Learner.load(store, load_model(model), attach=False)
     module = learner.export(task)
+    example = random_inputs(sizes, limits, next(module.parameters()).dtype)
+    if family:
+        export_family(learner, module, example, output, force)
+        return
     written = export.write(
         module,
         lambda x: learner.predict(x, task),
-        random_inputs(sizes, limits, next(module.parameters()).dtype),
+        example,
         output,
         dynamic=batch is Batch.dynamic,
         force=force,
@@ -212,6 +229,18 @@ def export_task(
     rows = ", ".join(map(str, written.rows))
     echo(f"wrote {output}: {written.bytes:,} bytes")
     echo(f"largest difference from predict, on batches of {rows} rows: {written.difference:.1e}")
+
+
+def export_family(learner: Learner, base: nn.Module, example: Any, folder: Path, force: bool) -> None:
+    """Write every task for ONNX Runtime, and say what was written."""
+    from halrp.tools import onnx_family
+
+    written = onnx_family.write(base, learner.tasks, learner.predict, example, folder, force=force)
+    echo(f"{written.graph.path}: {written.graph.bytes:,} bytes")
+    for exported in written.tasks.values():
+        echo(f"{exported.path}: {exported.bytes:,} bytes")
+    largest = max(exported.difference for exported in (written.graph, *written.tasks.values()))
+    echo(f"largest difference from predict: {largest:.1e}")
 
 
 def load_model(reference: str) -> nn.Module:

@@ -90,10 +90,10 @@ class Front:
         changed = recipe.autocast is not None or recipe.compile or recipe.checkpoint_activations
         if not isinstance(train, InMemory) or data.augment is not None or run.processes is not None or changed:
             return None
-        found = _longest(net.eval(), train, near)
-        if found is None:
+        longest = _longest(net.eval(), train, near)
+        if longest is None:
             return None
-        chain, row = found
+        chain, row = longest
         in_memory = val if isinstance(val, InMemory) else None
         count = train.examples + (0 if in_memory is None else in_memory.examples)
         if count * row.numel() * row.element_size() > MOST_BYTES:
