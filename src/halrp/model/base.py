@@ -235,7 +235,7 @@ class Base:
         if delta.lowers_precision:
             return set()
         holders = dict(self.module.named_modules())
-        planned = ((name, self.plan.parameters[name]) for name in delta.held_factors)
+        planned = ((name, self.plan.parameters[name]) for name in delta.ranks)
         return {
             name
             for name, parameter in planned

@@ -200,9 +200,9 @@ class Delta(Description):
         """Every full private tensor, dense weights included."""
         return MappingProxyType({name: tensor.clone() for name, tensor in self.held_owned.items()})
 
-    @cached_property
+    @property
     def held_factors(self) -> Mapping[str, Factors]:
-        """The factors that predictions are computed from. Never written to, and not for users."""
+        """The factors that predictions are computed from, decoded. Never written to, and not for users."""
         if self.has_parts:
             return MappingProxyType(task_parts.factors(self.layout, self.view, held(self.coded), held(self.precisions)))
         decoded = {}
@@ -211,9 +211,9 @@ class Delta(Description):
             decoded[name] = Factors(r, s, p.mT, q)
         return MappingProxyType(decoded)
 
-    @cached_property
+    @property
     def held_owned(self) -> Mapping[str, Tensor]:
-        """The owned tensors that predictions are computed from. Never written to, and not for users."""
+        """The owned tensors that predictions are computed from, decoded. Never written to, and not for users."""
         if self.has_parts:
             coded, precisions, origin = held(self.coded), held(self.precisions), held(self.origin)
             return MappingProxyType(task_parts.owned(self.layout, self.classes, coded, precisions, origin))
@@ -223,6 +223,11 @@ class Delta(Description):
             for n in self.dense
         }
         return MappingProxyType({**held(self.plain), **dense})
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """The names of the tensors that the task changes."""
+        return (*self.ranks, *self.roles)
 
     @property
     def dense(self) -> tuple[str, ...]:

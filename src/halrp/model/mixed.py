@@ -32,7 +32,7 @@ from halrp.model.by_task import concatenate, task_by_task
 from halrp.model.delta import Delta
 from halrp.model.inference import inference_batches, task_logits
 from halrp.model.layers.mixed_head import output_dimension
-from halrp.model.mixed_network import changed_names, mixed_network
+from halrp.model.mixed_network import mixed_network
 from halrp.model.per_task import Structure, mixed_pass
 from halrp.model.precision import forward_precision, rounding_unit
 from halrp.model.rows import NotRowWise, Rows
@@ -206,7 +206,7 @@ class MixedModule:
         reasons: dict[frozenset[str], str] = {}
         refused = {}
         for number, delta in enumerate(self._deltas):
-            names = frozenset(changed_names(delta))
+            names = frozenset(delta.changed)
             if names not in reasons:
                 try:
                     mixed_network(self._base, [delta], self._view)

@@ -31,24 +31,29 @@ ModuleOf = Callable[[int], nn.Module]
 def mixed_network(base: Base, deltas: Sequence[Delta], module_of: ModuleOf) -> nn.Module:
     """A copy of the base that computes each row as its task would, or `NotRowWise` if a task changes something else."""
     net, changeable = base.row_wise_copy(), base.changeable
-    changed = set(chain.from_iterable(map(changed_names, deltas)))
+    changed = set(chain.from_iterable(delta.changed for delta in deltas))
+    parts = _Parts(deltas)
     _refuse_unknown(changeable, net, changed)
     for path, names in changeable.layers.items():
         layer = net.get_submodule(path)
         leaves = {leaf: name for leaf, name in names.items() if name in changed}
         if leaves and (layer._forward_hooks or layer._forward_pre_hooks):
             raise NotRowWise(f"{path} has hooks")
-        form = _mixed_form(base, path, layer, leaves, deltas, module_of) if leaves else plain_copy(layer).forward
+        form = _mixed_form(base, path, layer, leaves, parts, module_of) if leaves else plain_copy(layer).forward
         layer.__dict__["forward"] = MixedLayer(path, form, shared=not leaves)
     for path, leaf, tensor in changeable.take_tensors(net):
         name = (changeable.layers.get(path) or changeable.others[path])[leaf]
-        net.get_submodule(path).__dict__[leaf] = PerTask.of(tensor, _source(name, tensor, deltas))
+        net.get_submodule(path).__dict__[leaf] = PerTask.of(tensor, _source(name, tensor, parts))
     return net
 
 
-def changed_names(delta: Delta) -> tuple[str, ...]:
-    """The tensors that a task changes."""
-    return (*delta.held_factors, *delta.held_owned)
+class _Parts:
+    """What tasks own, decoded once: layers stack it."""
+
+    def __init__(self, deltas: Sequence[Delta]) -> None:
+        self.factors = [delta.held_factors for delta in deltas]
+        self.owned = [delta.held_owned for delta in deltas]
+        self.classes = [delta.classes for delta in deltas]
 
 
 def _refuse_unknown(changeable: Changeable, net: nn.Module, changed: set[str]) -> None:
@@ -60,27 +65,27 @@ def _refuse_unknown(changeable: Changeable, net: nn.Module, changed: set[str]) -
 
 
 def _mixed_form(
-    base: Base, path: str, layer: nn.Module, leaves: Names, deltas: Sequence[Delta], module_of: ModuleOf
+    base: Base, path: str, layer: nn.Module, leaves: Names, parts: _Parts, module_of: ModuleOf
 ) -> Callable[..., Any]:
     tasks = LayerTasks(
         path,
         layer,
         frozenset(leaves),
-        [delta.held_factors for delta in deltas],
-        [delta.held_owned for delta in deltas],
+        parts.factors,
+        parts.owned,
         lambda task: module_of(task).get_submodule(path),
         leaves,
     )
     if path == base.changeable.head:
-        return mixed_head(tasks, [delta.classes for delta in deltas])
+        return mixed_head(tasks, parts.classes)
     rule = rule_for(layer)
     assert rule is not None
     return rule.mixed(tasks)
 
 
-def _source(name: str, shared: Tensor, deltas: Sequence[Delta]) -> TaskTensor:
-    factors = [delta.held_factors.get(name) for delta in deltas]
-    owned = {task: delta.held_owned[name] for task, delta in enumerate(deltas) if name in delta.held_owned}
+def _source(name: str, shared: Tensor, parts: _Parts) -> TaskTensor:
+    factors = [factors.get(name) for factors in parts.factors]
+    owned = {task: tensors[name] for task, tensors in enumerate(parts.owned) if name in tensors}
     return TaskTensor(shared, factors, owned)
 
 

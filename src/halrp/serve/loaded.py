@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from halrp.model.base import Base
 from halrp.model.copies import held
 from halrp.model.delta import Delta
+from halrp.serve.resident import module_bytes
 
 
 class LoadedTask:
@@ -30,10 +31,9 @@ class LoadedTask:
         self._module: nn.Module | None = None
         self._lock = Lock()
         self.delta_bytes = _bytes(delta)
-        """Of the delta, as it is stored and as it is computed with."""
-        merged = [base.module.get_parameter(name) for name in base.merged_weights(delta)]
-        self.module_bytes = sum(weight.numel() * weight.element_size() for weight in merged)
-        """Of merged weights, once they are built."""
+        """Of the delta as it is stored; what is computed from it is decoded when it is needed."""
+        self.module_bytes = module_bytes(base, delta)
+        """Of merged weights and what else is decoded for the module, once it is built."""
 
     def __repr__(self) -> str:
         """Its name and version."""
@@ -82,6 +82,3 @@ def _tensors(delta: Delta) -> Iterator[Tensor]:
     for coded in held(delta.coded).values():
         yield from coded.parts.values()
     yield from held(delta.plain).values()
-    for factors in delta.held_factors.values():
-        yield from factors.tensors()
-    yield from delta.held_owned.values()

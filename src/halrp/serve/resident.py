@@ -7,6 +7,7 @@ has is decided by the task alone, so outputs never depend on what was computed b
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Collection
 from threading import Lock
@@ -14,6 +15,7 @@ from typing import NamedTuple
 
 from torch import nn
 
+from halrp.model import task_parts
 from halrp.model.base import Base
 from halrp.model.delta import Delta
 
@@ -71,7 +73,19 @@ class ResidentModules:
                 del self._residents[key]
 
     def _build(self, delta: Delta) -> _Resident:
-        weights = self._base.module.get_parameter
-        merged = [weights(name) for name in self._base.merged_weights(delta)]
-        size = sum(weight.numel() * weight.element_size() for weight in merged)
-        return _Resident(delta, self._base.serving_view(delta), size)
+        return _Resident(delta, self._base.serving_view(delta), module_bytes(self._base, delta))
+
+
+def module_bytes(base: Base, delta: Delta) -> int:
+    """What a task's module takes beside base and delta: merged weights, and all else that the delta holds in codes."""
+    if delta.is_base:
+        return 0
+    slots, merged = delta.layout.by_name, base.merged_weights(delta)
+    size = sum(math.prod(slots[name].shape) * slots[name].itemsize for name in merged)
+    codes = {name for key in delta.coded if (name := task_parts.name_of(key)) not in merged}
+    for name in codes - delta.ranks.keys():
+        size += math.prod(slots[name].shape_in(delta.classes)) * slots[name].itemsize
+    for name in codes & delta.ranks.keys():
+        rows, columns = slots[name].shape[0], slots[name].columns(delta.view)
+        size += delta.ranks[name] * (rows + columns) * slots[name].itemsize
+    return size

@@ -34,6 +34,9 @@ from halrp.store.manifest import Entry
 from halrp.store.signing import AnyKey
 from halrp.store.store import Store
 
+LEAST_STACKED = 2**25
+"""What stacks for mixed batches may take, if that is at most a quarter of the bound; the base's bytes, if more."""
+
 
 class StorePredictor:
     """Predicts for every task of a store, and follows it: tasks that others commit, replace or remove are seen.
@@ -56,7 +59,8 @@ class StorePredictor:
         self.base, self._store, self._follower, self._check = base, store, follower, check
         limit = max(LEAST_BYTES, TIMES_BASE * base.size.bytes) if memory is None else memory
         self._residents = ResidentTasks(limit)
-        self._computing = Computing(base, self._residents.module, mixed, limit // 4)
+        stacked = min(limit // 4, max(LEAST_STACKED, base.size.bytes))
+        self._computing = Computing(base, self._residents.module, mixed, stacked)
         self._base_task = BaseTask(store, base)
         self._pinned: dict[str, None] = {}
         self._shown, self._lock = follower.present, Lock()
