@@ -197,6 +197,27 @@ def test_inspect_prints_a_line_for_every_task(learner: Learner, saved: Path) -> 
     assert delta.base in result.out
 
 
+def test_inspect_lists_a_large_store_without_reading_its_tasks(
+    store: Path, learner: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halrp.cli.store.MANY", 2)
+    files = files_of(store)
+    files["third"].write_bytes(b"not a task")
+    lines = ran("inspect", store).out.splitlines()
+    assert [line.split(maxsplit=1)[1] for line in lines[1:4]] == list(learner.tasks)
+    assert f"{learner.tasks['second task'].bytes:,}" in lines[2]
+    assert any("Details of a task: halrp inspect" in line for line in lines)
+    named = ran("inspect", store, "second task")
+    assert named.code == 0
+    assert "linear" in named.out or "weight" in named.out
+    assert "third" not in named.out
+    assert [task["name"] for task in json.loads(ran("inspect", store, "second task", "--json").out)["tasks"]] == [
+        "second task"
+    ]
+    missing = ran("inspect", store, "fourth")
+    assert (missing.code, "no task 'fourth'" in missing.error) == (2, True)
+
+
 # ---- verify -----------------------------------------------------------------------------------------------------
 
 

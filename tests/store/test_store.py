@@ -21,6 +21,7 @@ from halrp.errors import (
 )
 from halrp.model.copies import held
 from halrp.store import task_file
+from halrp.store.manifest import Manifest
 from tests.helpers import FAST, address, drawn, net, tiny_task
 from tests.store.stores import OFFICIAL, committed, learned, roomy, same_predictions, snapshot
 
@@ -370,3 +371,23 @@ def test_a_delta_is_the_same_in_bytes_after_it_is_read(tmp_path: Path) -> None:
         assert task_file.write(again) == task_file.write(delta)
         assert again.roles == delta.roles
         assert (again.parameters, again.paper_count()) == (delta.parameters, delta.paper_count())
+
+
+def test_a_manifest_is_parsed_again_only_if_it_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = learned(tasks=2, store=tmp_path)
+    store, other, parsed = Store(tmp_path), Store(tmp_path), []
+    parse = Manifest.parse
+
+    def counted(content: bytes, source: str) -> Manifest:
+        parsed.append(source)
+        return parse(content, source)
+
+    monkeypatch.setattr(Manifest, "parse", staticmethod(counted))
+    assert store.manifest() == store.manifest()
+    assert len(parsed) == 1
+    store.commit(learner._committed.ready, [dataclasses.replace(learner.tasks["t1"], task="more")])
+    assert "more" in store.manifest().tasks
+    assert len(parsed) == 1
+    other.remove("more")
+    assert "more" not in store.manifest().tasks
+    assert Store(tmp_path).manifest() == store.manifest()

@@ -35,6 +35,10 @@ Folder: TypeAlias = Annotated[
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
 
 
+MANY = 100
+"""Tasks of a store beyond which `halrp inspect` reads only those that are named."""
+
+
 class Batch(StrEnum):
     """The batch size of an exported model."""
 
@@ -87,23 +91,39 @@ def explain_model(
         raise typer.Exit(1)
 
 
-def inspect_store(store: Folder, as_json: Json = False) -> None:
+def inspect_store(
+    store: Folder,
+    tasks: Annotated[
+        list[str] | None, typer.Argument(metavar="[TASK]...", help="show these tasks only", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Show the tasks of a store: classes, ranks, view, precision, bytes, and the loss that the ranks recover.
 
     "Recovered" is a share of the predicted loss of a task without any ranks. Below, where the bytes of each task's file
-    go, and what training gained over the probe on validation data. No model is needed.
+    go, and what training gained over the probe on validation data. Of more than 100 tasks only the bytes are listed,
+    which needs none of their files, unless some are named or JSON is wanted. No model is needed.
 
     Example: halrp inspect store/
     """
-    from halrp.tools.inspect import summary
+    from halrp.tools.listing import listing
 
-    content = summary(store)
-    if as_json:
-        echo_block(json.dumps(content, indent=1))
-        return
-    titles = ("task", "kind", "classes", "view", "precision", "bytes", "recovered", "ranks")
-    print_table(titles, map(_row, content["tasks"]), right=("classes", "bytes", "recovered"), wrap=("task", "ranks"))
-    _print_files(content["tasks"])
+    content = listing(store)
+    if as_json or tasks or len(content["tasks"]) <= MANY:
+        from halrp.tools.inspect import summary
+
+        content = summary(store, tasks or ())
+        if as_json:
+            echo_block(json.dumps(content, indent=1))
+            return
+        _print_tasks(content["tasks"])
+        if tasks:
+            return
+    else:
+        echo(f"{'bytes':>15}  task")
+        for task in content["tasks"]:
+            echo(f"{task['bytes']:>15,}  {task['name']}")
+        echo(f"\nDetails of a task: halrp inspect {store} TASK")
     separate, total = content["separate_bytes"], content["bytes"]
     echo(f"\nBase {content['fingerprint']}, head {content['head']!r}, written by halrp {content['version']}.")
     echo(f"Base {content['base_bytes']:,} bytes, with {len(content['tasks'])} tasks {total:,} bytes.")
@@ -114,6 +134,12 @@ def inspect_store(store: Folder, as_json: Json = False) -> None:
         echo(f"Trash: {content['trash_bytes']:,} bytes; halrp repair --empty-trash deletes it.")
     if content["tasks"]:
         echo(f"As separate networks, one per task: {separate:,} bytes, {separate / total:.1f} times as many.")
+
+
+def _print_tasks(tasks: Sequence[Mapping[str, Any]]) -> None:
+    titles = ("task", "kind", "classes", "view", "precision", "bytes", "recovered", "ranks")
+    print_table(titles, map(_row, tasks), right=("classes", "bytes", "recovered"), wrap=("task", "ranks"))
+    _print_files(tasks)
 
 
 def _row(task: Mapping[str, Any]) -> tuple[str, ...]:

@@ -61,6 +61,7 @@ def replace_manifest(folder: Folder, manifest: Manifest) -> None:
         if (folder.root / name).is_dir():
             atomic.flush_folder(folder.root / name)
     atomic.write(folder.root / MANIFEST, manifest.content)
+    folder.remember(manifest)
     # The commit has happened; that it may not outlive a power cut does not undo it.
     with suppress(WriteError):
         atomic.flush_folder(folder.root)

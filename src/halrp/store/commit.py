@@ -56,9 +56,8 @@ class Commit:
                 old = (before.tasks[name], *versions.get(name, ()))
                 versions[name] = tuple(entry for entry in old if entry != entries[name])
         after = before.edited(tasks={**before.tasks, **entries}, layouts=layouts, versions=versions)
-        named = {entry.file for entry in after.entries}
         dropped = [before.tasks[name].file for name in self.pruned if name in entries]
-        return after.edited(pruned=tuple(file for file in dropped if file not in named))
+        return after.edited(pruned=tuple(file for file in dropped if file not in after.files))
 
     def _checked(self, delta: Delta) -> bytes:
         """The file of a task, which is read again: nothing is committed that cannot be."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from halrp.errors import DamagedError, LinkError, SettingError, SignatureError, StoreError
@@ -34,6 +35,8 @@ class Folder:
         self.root = root
         self.signing_key = signing_key
         self.verify_key = signing_key.verifier() if verify_key is None and signing_key is not None else verify_key
+        self._parsed: Manifest | None = None
+        """What was last read; the same bytes need not be parsed again, which takes long for many tasks."""
 
     def path(self, relative: str) -> Path:
         """A path in the folder, or an error if it or a folder on the way to it is a symbolic link."""
@@ -97,7 +100,9 @@ class Folder:
                 if atomic.read(path, LARGEST) != content:  # another process has committed since, and its signature is
                     continue
                 raise
-            return Manifest.parse(content, str(path))
+            if self._parsed is None or self._parsed.content != content:
+                self._parsed = Manifest.parse(content, str(path))
+            return self._parsed
 
     def content(self, entry: Entry, limit: int | None = None) -> bytes:
         """A file of the store, of at most `limit` bytes, checked against its checksum and its signature."""
@@ -149,15 +154,21 @@ class Folder:
         signing.verify(self.verify_key, purpose_of(file), content, signature, str(self.root / file))
 
     def files(self, *folders: str) -> list[str]:
-        """The files in some of the store's folders, not below them; "." is the store itself."""
-        listed = []
+        """The files in some of the store's folders, not below them, in order; "." is the store itself."""
+        return [file for folder in folders for file in sorted(self.unordered(folder))]
+
+    def unordered(self, *folders: str) -> Iterator[str]:
+        """The same in any order, for those who look for a few among many."""
         for folder in folders:
             path = self.root if folder == "." else self.path(folder)
             if path.is_dir():
                 with os.scandir(path) as items:
                     prefix = "" if folder == "." else f"{folder}/"
-                    listed += sorted(f"{prefix}{item.name}" for item in items if item.is_file(follow_symlinks=False))
-        return listed
+                    yield from (f"{prefix}{item.name}" for item in items if item.is_file(follow_symlinks=False))
+
+    def remember(self, manifest: Manifest) -> None:
+        """Know a manifest that was just written, so that it need not be parsed."""
+        self._parsed = manifest
 
 
 def purpose_of(file: str) -> Purpose:

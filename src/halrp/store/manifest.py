@@ -100,6 +100,11 @@ class Manifest:
         for versions in self.versions.values():
             yield from versions
 
+    @cached_property
+    def files(self) -> frozenset[str]:
+        """The names of those files."""
+        return frozenset(entry.file for entry in self.entries)
+
     def edited(self, **changes: Any) -> Manifest:
         """The manifest with other fields. What an earlier generation pruned is not of this one."""
         return replace(self, **{"pruned": (), **changes})
@@ -259,7 +264,7 @@ def _with_lineage(manifest: Manifest, facts: dict[str, Any], source: str) -> Man
     _check_number(len(pruned), source)
     _check(all(TASK.fullmatch(file) for file in pruned), source, "list of pruned files")
     # Pruned files are removed, so none of them may be in use.
-    _check(set(pruned).isdisjoint(entry.file for entry in manifest.entries), source, "list of pruned files")
+    _check(manifest.files.isdisjoint(pruned), source, "list of pruned files")
     return replace(manifest, identity=identity, generation=generation, history=tuple(history), pruned=tuple(pruned))
 
 

@@ -29,14 +29,14 @@ def is_store_file(relative: str) -> bool:
 
 def strays(folder: Folder, manifest: Manifest | None) -> list[str]:
     """Files of the store that a manifest does not name."""
-    named = set() if manifest is None else {entry.file for entry in manifest.entries}
-    return [file for file in folder.files(".", "tasks") if is_store_file(file) and file not in named]
+    named = frozenset() if manifest is None else manifest.files
+    return sorted(file for file in folder.unordered(".", "tasks") if file not in named and is_store_file(file))
 
 
 def unfinished(folder: Folder) -> list[str]:
     """Files that a killed process was writing; whoever holds the lock knows that nobody writes them now."""
-    files = folder.files(".", "tasks", TRASH, SIGNATURES, f"{SIGNATURES}/tasks")
-    return [file for file in files if _TEMPORARY.fullmatch(file)]
+    files = folder.unordered(".", "tasks", TRASH, SIGNATURES, f"{SIGNATURES}/tasks")
+    return sorted(file for file in files if file.endswith(atomic.TEMPORARY) and _TEMPORARY.fullmatch(file))
 
 
 def stale_signatures(folder: Folder, manifest: Manifest) -> list[str]:
@@ -83,9 +83,8 @@ def _same(path: Path, other: Path) -> bool:
 
 def forget_pruned(folder: Folder, before: Manifest, after: Manifest) -> None:
     """Before the next commit: delete what the last one replaced by pruning, unless it is in use again."""
-    named = {entry.file for entry in after.entries}
     for file in before.pruned:
-        for name in (file, f"{TRASH}/{file}", signature_name(file)) if file not in named else ():
+        for name in (file, f"{TRASH}/{file}", signature_name(file)) if file not in after.files else ():
             path = folder.path(name)
             try:
                 path.unlink(missing_ok=True)

@@ -3,49 +3,38 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from typing import Any
 
+from halrp.errors import UnknownTaskError
 from halrp.method.outcome import Outcome, outcome_of
 from halrp.model.delta import Delta
 from halrp.store import task_file
-from halrp.store.folder import TRASH
-from halrp.store.manifest import Entry
 from halrp.store.store import Store
 from halrp.tools import file_parts
+from halrp.tools.listing import listing
 
 
-def summary(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a store's manifest and task files; the base is not read."""
+def summary(folder: str | os.PathLike[str], names: Collection[str] = ()) -> dict[str, Any]:
+    """Read a store's manifest and the files of its tasks, or of some of them; the base is not read."""
     store = Store(folder)
     manifest = store.manifest()
-    layouts = store.layouts(manifest)
-    tasks = [
-        _task(name, entry, task_file.read(store.content(entry), layouts, str(store.folder / entry.file)))
-        | {"versions": [old._asdict() for old in manifest.versions.get(name, ())]}
-        for name, entry in manifest.tasks.items()
+    missing = [name for name in names if name not in manifest.tasks]
+    if missing:
+        raise UnknownTaskError(f"{store.folder} has no task {missing[0]!r}; halrp inspect {store.folder} lists them")
+    layouts, content = store.layouts(manifest), listing(folder, manifest)
+    content["tasks"] = [
+        task | _task(task_file.read(store.content(entry), layouts, str(store.folder / entry.file)))
+        for task, entry in zip(content["tasks"], manifest.tasks.values(), strict=True)
+        if not names or task["name"] in names
     ]
-    return {
-        "store": str(store.folder),
-        "version": manifest.version,
-        "head": manifest.head,
-        "fingerprint": manifest.fingerprint,
-        "identity": manifest.identity,
-        "generation": manifest.generation,
-        "base_bytes": manifest.base.bytes,
-        "tasks": tasks,
-        "bytes": sum({entry.file: entry.bytes for entry in manifest.entries}.values()),
-        "trash_bytes": sum(path.stat().st_size for path in (store.folder / TRASH).rglob("*") if path.is_file()),
-        "separate_bytes": manifest.base.bytes * len(tasks),
-    }
+    return content
 
 
-def _task(name: str, entry: Entry, delta: Delta) -> dict[str, Any]:
+def _task(delta: Delta) -> dict[str, Any]:
     predicted = sum(layer.predicted for layer in delta.recovered.values())
     recovered = sum(layer.predicted * layer.share for layer in delta.recovered.values())
     return {
-        "name": name,
-        "file": entry.file,
-        "bytes": entry.bytes,
         "objective": dict(delta.objective),
         "classes": delta.classes,
         "class_names": None if delta.class_names is None else list(delta.class_names),
