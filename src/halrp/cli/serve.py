@@ -53,6 +53,9 @@ def serve_store(
     rows: Annotated[int, typer.Option(help="rows that a request may have")] = 4096,
     queue: Annotated[int, typer.Option(help="requests that may wait")] = 256,
     timeout: Annotated[float, typer.Option(help="seconds after which a request is given up")] = 30.0,
+    workers: Annotated[
+        int, typer.Option(help="processes that share the base's memory; --memory is that of each, beside pinned tasks")
+    ] = 1,
 ) -> None:
     """Serve every task of a store over HTTP, by the Open Inference Protocol of Triton, KServe and MLServer.
 
@@ -62,6 +65,8 @@ def serve_store(
 
     Example: halrp serve store/ --model my_models:resnet --input pixels=FP32:3,32,32
     """
+    import torch
+
     from halrp.serve.store_predictor import StorePredictor
 
     with _needs_serve_extra():
@@ -70,11 +75,13 @@ def serve_store(
         from halrp.server.run import Address, serve
         from halrp.server.service import Service
         from halrp.server.tokens import Tokens
+        from halrp.server.workers import prepare_forks
     logging.basicConfig(level=logging.WARNING, format="halrp: %(message)s")
     address, known = Address(host, port, anyone), None if tokens is None else Tokens.load(tokens)
     address.check(known)
     specs = [InputSpec.parse(text) for text in inputs or []]
     limits = Limits(body=body << 20, rows=rows, queue=queue, seconds=timeout, batch=batch, delay=delay / 1000)
+    threads = prepare_forks(workers)
     predictor = StorePredictor.open(
         store,
         load_model(model),
@@ -83,12 +90,15 @@ def serve_store(
         pinned=pinned or (),
         check=True,
     )
-    serve(
-        Service(predictor, limits, specs),
-        address,
-        known,
-        lambda url: echo(f"serving {len(predictor.tasks)} tasks of {store} on {url}"),
-    )
+    if workers > 1 and predictor.base.device.type != "cpu":
+        raise SettingError("--workers shares memory of the processor; a model on another device has one worker")
+
+    def service() -> Service:
+        torch.set_num_threads(threads)
+        return Service(predictor, limits, specs)
+
+    tell = f"serving {len(predictor.tasks)} tasks of {store}" + (f" by {workers} workers" if workers > 1 else "")
+    serve(service, limits, address, known, lambda url: echo(f"{tell} on {url}"), workers)
 
 
 def make_token(

@@ -34,16 +34,21 @@ LOOPBACK = ["127.0.0.1", "localhost", "[::1]"]
 """What a browser calls a server on its own machine; another name there may be a trick of a foreign page."""
 
 
-def make_app(service: Service, tokens: Tokens | None = None, hosts: list[str] | None = None) -> Starlette:
+def make_app(
+    service: Service,
+    tokens: Tokens | None = None,
+    hosts: list[str] | None = None,
+    metrics: Metrics | None = None,
+) -> Starlette:
     """The application; without tokens everybody who can connect may use every task. `hosts` are names it answers to."""
-    return _App(service, tokens).starlette(hosts)
+    return _App(service, tokens, Metrics() if metrics is None else metrics).starlette(hosts)
 
 
 class _App:
     """The routes over one service."""
 
-    def __init__(self, service: Service, tokens: Tokens | None) -> None:
-        self.service, self.tokens, self.metrics = service, tokens, Metrics()
+    def __init__(self, service: Service, tokens: Tokens | None, metrics: Metrics) -> None:
+        self.service, self.tokens, self.metrics = service, tokens, metrics
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="halrp-request")
         self.received = 0
         """Bytes of the requests under way."""
