@@ -44,6 +44,7 @@ def test_a_file_of_something_else_is_not_taken_for_one_of_tokens(tmp_path: Path)
         (("--tokens", "nowhere.toml"), "is no file of tokens"),
         (("--input", "FP8:3"), "is no input"),
         (("--queue", "0"), "queue=0"),
+        (("--workers", "0"), "--workers 0"),
     ],
 )
 def test_mistakes_end_the_server_before_it_listens(tmp_path: Path, options: tuple[str, ...], reason: str) -> None:

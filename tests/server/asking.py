@@ -30,8 +30,13 @@ def build() -> nn.Module:
 
 
 @contextmanager
-def server(store: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """A server process on a free port of this machine: its address, and the process, which is ended afterwards."""
+def server(
+    store: Path, *options: str, port: int = 0, descriptors: int | None = None
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A server process on a free port of this machine: its address, and the process, which is ended afterwards.
+
+    `descriptors` are the files and connections that it may have open.
+    """
     command = [
         sys.executable,
         "-m",
@@ -41,11 +46,14 @@ def server(store: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[s
         "--model",
         "tests.server.asking:build",
         "--port",
-        "0",
+        str(port),
+        *options,
     ]
+    if descriptors is not None:
+        command = ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh", *command]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        [*command, *options], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     try:
