@@ -1,4 +1,4 @@
-"""Clients of a server process that compare every answer with the module of the task's version, and processes' children."""
+"""Clients of a server process that compare every answer with its version's module, and processes of a process."""
 
 from __future__ import annotations
 
