@@ -26,6 +26,7 @@ LIBRARY = (
     ("halrp.provenance", "halrp.identity"),
     ("halrp.committed", "halrp.task_setup"),
     ("halrp.managed",),
+    ("halrp.predictions",),
     ("halrp.learner", "halrp.parallel", "halrp.callbacks"),
     ("halrp.tools", "halrp.sklearn", "halrp.server"),
 )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from halrp.method.from_probe import FromProbe
     from halrp.method.importance import GradientNorm, MeanSquare
     from halrp.method.method import Halrp
+    from halrp.method.prototypes import Prototypes
     from halrp.method.prune import Keep, Prune
     from halrp.method.scales import Exact, Legacy
     from halrp.method.warm_up import WarmUp
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from halrp.objectives.regression import Regression
     from halrp.objectives.segmentation import Segmentation
     from halrp.objectives.token_classification import TokenClassification
+    from halrp.serve.identify import Identified
     from halrp.serve.store_predictor import StorePredictor
     from halrp.store.store import Store
     from halrp.tools.explain import Explanation, explain
@@ -52,6 +54,7 @@ _HOME = {
     "halrp.method.from_probe": ("FromProbe",),
     "halrp.method.importance": ("GradientNorm", "MeanSquare"),
     "halrp.method.method": ("Halrp",),
+    "halrp.method.prototypes": ("Prototypes",),
     "halrp.method.prune": ("Keep", "Prune"),
     "halrp.method.scales": ("Exact", "Legacy"),
     "halrp.method.warm_up": ("WarmUp",),
@@ -68,6 +71,7 @@ _HOME = {
     "halrp.objectives.regression": ("Regression",),
     "halrp.objectives.segmentation": ("Segmentation",),
     "halrp.objectives.token_classification": ("TokenClassification",),
+    "halrp.serve.identify": ("Identified",),
     "halrp.serve.store_predictor": ("StorePredictor",),
     "halrp.store.store": ("Store",),
     "halrp.tools.explain": ("Explanation", "explain"),
@@ -91,6 +95,7 @@ __all__ = [
     "FromProbe",
     "GradientNorm",
     "Halrp",
+    "Identified",
     "Keep",
     "LayerRule",
     "Learner",
@@ -104,6 +109,7 @@ __all__ = [
     "Plain",
     "Plan",
     "Progress",
+    "Prototypes",
     "Prune",
     "Recipe",
     "Regression",

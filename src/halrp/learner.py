@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from halrp import parallel, seeding
 from halrp.committed import Committed
 from halrp.errors import HeadError, SettingError, WrongBaseError
-from halrp.managed import Managed
 from halrp.method.fine_tune import fine_tune, is_clearly_worse, or_its_start
 from halrp.method.method import Halrp
 from halrp.method.outcome import measured, outcome_of, reporting, warn_of_a_guess
@@ -35,9 +34,8 @@ from halrp.model.plan import plan
 from halrp.model.precision import run_in
 from halrp.model.size import Size
 from halrp.objectives import Objective
+from halrp.predictions import Predictions
 from halrp.provenance import recalled_settings, refuse_other_call
-from halrp.serve.answers import answers
-from halrp.serve.checks import check_predict, naming_inputs
 from halrp.store.signing import AnyKey
 from halrp.store.store import Store
 from halrp.task_setup import TaskArguments, TaskSetup, check_epochs
@@ -52,7 +50,7 @@ from halrp.training.run import TaskRun
 from halrp.training.shared_data import whole
 
 
-class Learner(Managed):
+class Learner(Predictions):
     """Learns tasks on a model of yours, one small delta each, and predicts for any of them.
 
     The model is copied and never changed. With `base="first"` the first task trains the base, starting from the
@@ -240,6 +238,8 @@ class Learner(Managed):
         base = Base(net, plan, initial.channels_last, initial)
         outcome = measured(run, net)
         delta = reporting(Delta.pack(setup.description(run), base.layout, {}, {}), outcome)
+        if (rule := self.method.prototypes) is not None:
+            delta = rule.fitted(delta, base, run)
         warn_of_a_guess(run, outcome)
         self._committed.commit(base, {run.task: delta}, run.task, processes=run.processes)
         run.finish()
@@ -270,28 +270,6 @@ class Learner(Managed):
         run.finish()
         self._scores[name] = tuned.start.scores
         return self.tasks[name]
-
-    def predict(self, x: Batch, task: str | Sequence[str | None] | None, batch: int = 512) -> Tensor:
-        """Outputs (logits) of a task, in evaluation mode and without gradient; `None` is the base's own task.
-
-        With a sequence of names, one per row, rows of different tasks go through the network together. The result is
-        as wide as the widest task among them, and −inf where a row's task has no such output. A model that normalises
-        by the statistics of the batch does so among the rows of one task, `batch` of them at a time. Forward passes
-        have the precision in which each task was learned, whatever the recipe is by now.
-        """
-        x = self._committed.body.prepare_inputs(check_predict(x, task, batch))
-        with torch.no_grad(), naming_inputs(x):
-            if task is None or isinstance(task, str):
-                return self._committed.predictor.predict(x, task, batch)
-            return self._committed.predictor.predict_mixed(x, task, batch)
-
-    def answer(self, x: Batch, task: str | Sequence[str | None] | None, batch: int = 512) -> Any:
-        """What a task answers, by its objective: labels and probabilities, values, masks.
-
-        With a task per row, one answer for all rows if all tasks are classifications, and otherwise a list of answers,
-        one for each row.
-        """
-        return answers(self._committed.predictor.delta, self.predict(x, task, batch), task)
 
     def module(self, task: str | None) -> nn.Module:
         """A task as an `nn.Module` in evaluation mode that shares the base's memory.

@@ -18,6 +18,7 @@ from halrp.method.decompose import Plain, Whitened
 from halrp.method.from_probe import FromProbe
 from halrp.method.importance import GradientNorm, MeanSquare
 from halrp.method.method import CHOICES, Halrp
+from halrp.method.prototypes import Prototypes
 from halrp.method.prune import Keep, Prune
 from halrp.method.scales import Exact, Legacy
 from halrp.method.warm_up import WarmUp
@@ -31,7 +32,7 @@ KNOWN: dict[str, type] = {
     kind.__name__: kind
     for kind in (
         *(Budget, Exact, Flat, GradientNorm, FromProbe, Keep, Legacy, LossRate, MeanSquare, Plain, Prune, WarmUp),
-        Whitened,
+        *(Prototypes, Whitened),
     )
 }
 """The library's own choices of the method, which a task's file names without their modules."""
@@ -83,7 +84,7 @@ def recalled_method(provenance: Mapping[str, Any]) -> Halrp:
     """The method that a task was learned with; `SettingError` if a part of it is not this library's own."""
     try:
         fields = dict(provenance["method"])
-        for field in CHOICES.keys() & fields.keys():
+        for field in {*CHOICES, "prototypes"} & fields.keys():
             fields[field] = _choice(fields[field])
         if fields.get("type") != Halrp.__name__:
             raise SettingError(f"{fields.get('type')!r} is not a method of this library")

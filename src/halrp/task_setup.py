@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +25,7 @@ from halrp.method.start_choice import start_of
 from halrp.method.task_costs import Costs
 from halrp.model.base import Base
 from halrp.model.description import Description
+from halrp.model.file_size import TensorEntry
 from halrp.model.inference import normalises_by_batch
 from halrp.model.size import Size
 from halrp.model.views import redrawn_buffers
@@ -109,6 +110,11 @@ class TaskSetup:
         key = arguments.data_key
         if key is not None and not (isinstance(key, str) and key):
             raise SettingError(f"{arguments.name}: data_key={key!r} must be a non-empty text, such as 'v3', or None")
+        if self.method.prototypes is not None and self.processes is not None:
+            raise SettingError(
+                f"{arguments.name}: Halrp(prototypes=...) with Learner(distributed=True): prototypes are computed by "
+                "one process from all examples; leave one of them out"
+            )
         data = self._data(arguments)
         refuse_unsuited_data(self.recipe, data.train, data.val, arguments.name)
         seed_key = self.seed_key(arguments.name)
@@ -197,7 +203,15 @@ class TaskSetup:
     def costs(self, run: TaskRun) -> Costs:
         """What a task costs, whole or part by part."""
         redrawn = redrawn_buffers(self.body.module, self.body.plan)
-        return Costs(self.body.layout, self.method.precision, partial(self.description, run), self.method.rest, redrawn)
+        settings = self.method.precision, partial(self.description, run), self.method.rest, redrawn
+        return Costs(self.body.layout, *settings, self._statistics(run))
+
+    def _statistics(self, run: TaskRun) -> Mapping[str, TensorEntry]:
+        """The tensors of prototypes in the task's file, if the method stores them."""
+        if self.method.prototypes is None:
+            return {}
+        rows, _ = next(iter(run.data.train.batches(2, None)))
+        return self.method.prototypes.entries(run.data.objective, run.data.width, self.body, rows)
 
     def description(self, run: TaskRun, view: str = "", allocate: Allocator | None = None) -> Description:
         """All of a task that is not a tensor: a delta in a view, or the base's own task; `allocate` if not ours."""

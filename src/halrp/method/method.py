@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Literal, Protocol
 
 from halrp.errors import SettingError
@@ -25,6 +26,7 @@ from halrp.method.protocols import (
     Scales,
     check_choice,
 )
+from halrp.method.prototypes import Prototypes
 from halrp.method.prune import Keep, Prune
 from halrp.method.scales import Exact, Legacy
 from halrp.method.start import Least, Starts, least_whole
@@ -77,6 +79,9 @@ class Halrp:
     """Where fine-tuning starts: `WarmUp()` trains a copy of the whole network and decomposes where it went,
     `FromProbe()` fits the head and stores what the gradients there promise most for, with the memory of a delta. None
     is `FromProbe()` on a given base for a method that has no other choice for a decomposition, else `WarmUp()`."""
+    prototypes: Prototypes | None = field(default=None, metadata=LATER)
+    """What a task stores of its inputs, so that `identify` can tell which task an input is of; None is nothing. A
+    budget in bytes pays for it."""
 
     def __post_init__(self) -> None:
         """Refuse values that Algorithm 1 cannot use."""
@@ -102,6 +107,8 @@ class Halrp:
         for name in ("l1", "l2", "base_l2"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise SettingError(f"Halrp({name}={getattr(self, name)}) must be finite and not negative")
+        if not isinstance(self.prototypes, (Prototypes, NoneType)):
+            raise SettingError(f"Halrp(prototypes={self.prototypes!r}) must be a value of Prototypes, or None")
         if self.start is not None:
             self.start.check(self)
 
@@ -158,6 +165,7 @@ class Halrp:
         l1: float = 1e-4,
         l2: float = 1e-4,
         warm_up: int = 1,
+        prototypes: Prototypes | None = None,
     ) -> Halrp:
         """Ranks chosen before fine-tuning so that a task fits a hard bound; the default method.
 
@@ -165,7 +173,7 @@ class Halrp:
         of a task, or those as a share of the base's parameters. Without one, a file has 2 % of the base's bytes, or
         more if the task needs it (`Budget`).
         Factors and all else are stored in int8 where bytes are bounded, which gives the most accuracy per byte
-        (`docs/results.md`), and as they are where numbers are.
+        (`docs/results.md`), and as they are where numbers are. With `prototypes`, tasks can be recognised (`identify`).
         """
         if (bytes_total is None) != (tasks is None):
             raise SettingError(f"bytes_total={bytes_total} and tasks={tasks} go together; give both or neither")
@@ -185,6 +193,7 @@ class Halrp:
             l1=l1,
             l2=l2,
             base_l2=l2,
+            prototypes=prototypes,
         )
 
 

@@ -23,11 +23,13 @@ from halrp.training.stopping import Validation, is_better
 def packed(description: Description, base: Base, method: Halrp, tuned: FineTuned, run: TaskRun, rows: Batch) -> Delta:
     """A task's delta: all that was trained, or where parts were chosen, those in their precisions.
 
-    It comes with a proof that it is active (`model.proof`), for inputs like some `rows` of the task.
+    It comes with a proof that it is active (`model.proof`), for inputs like some `rows` of the task, and if the method
+    stores them, with prototypes of its inputs.
     """
     delta = _better(reporting(description, tuned.outcome), base, method, tuned, run)
     each_sees_its_own = run.processes is not None and isinstance(run.data.train, Loaded)
-    return delta if each_sees_its_own else proof.proven(delta, base, rows)
+    delta = delta if each_sees_its_own else proof.proven(delta, base, rows)
+    return delta if method.prototypes is None else method.prototypes.fitted(delta, base, run)
 
 
 def _better(description: Description, base: Base, method: Halrp, tuned: FineTuned, run: TaskRun) -> Delta:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from halrp.model import codec
 from halrp.model.codec import Precision
 from halrp.model.costs import weight_costs
 from halrp.model.description import PARTS_FORMAT, Description
-from halrp.model.file_size import PROOF, planned_bytes, planned_part_bytes
+from halrp.model.file_size import PROOF, TensorEntry, planned_bytes, planned_part_bytes
 from halrp.model.layout import Layout, Slot
 from halrp.model.size import Size
 
@@ -33,6 +33,8 @@ class Costs:
     """Of scales, and of all that a task owns in any case, where it is stored whole."""
     redrawn: frozenset[str] = frozenset()
     """The buffers of a new head that are not the base's (`redrawn_buffers`)."""
+    statistics: Mapping[str, TensorEntry] = field(default_factory=dict)
+    """The tensors of prototypes, if the task has them."""
 
     def __call__(self, owned: Mapping[str, Tensor], view: str) -> TaskCosts:
         """The costs of a task that owns some tensors, and both scales of every factored weight, in any case."""
@@ -74,7 +76,7 @@ class Costs:
                 parts=mandatory | {key: small[key] for key in chosen},
                 precision=self.precision,
                 matrices=matrices,
-                extra=PROOF,
+                extra=PROOF | dict(self.statistics),
             )
 
         return TaskCosts([_part_cost(s, s.shape_in(classes), precisions[s.name]) for s in slots], file_bytes)
@@ -93,7 +95,8 @@ class Costs:
             return self._all_parts(owned, view)
 
         def file_bytes(ranks: Mapping[str, int], allocation: Allocator) -> int:
-            return planned_bytes(self.described(view, allocation), self.layout, ranks, owned.keys())
+            description = self.described(view, allocation)
+            return planned_bytes(description, self.layout, ranks, owned.keys(), self.statistics)
 
         fixed = [_fixed_cost(self.layout.by_name[n], shape, self.precision) for n, shape in owned.items()]
         return TaskCosts(fixed, file_bytes)
@@ -111,7 +114,7 @@ class Costs:
                 dense=[name for name in adapted if name not in ranks],
                 parts=plain | {f"{side}/{name}": self.rest for name in ranks for side in "rs"},
                 precision=self.precision,
-                extra=PROOF,
+                extra=PROOF | dict(self.statistics),
             )
 
         slots = self.layout.by_name

@@ -272,18 +272,18 @@ class Delta(Description):
     @cached_property
     def entries(self) -> Mapping[str, file_size.TensorEntry]:
         """The tensors of the task's file."""
+        extra = {
+            name: file_size.TensorEntry(dtype_name(tensor.dtype), tuple(tensor.shape))
+            for name, tensor in self.extra_tensors.items()
+        }
         if self.is_base:
-            return {}
+            return file_size.ordered(extra)
         counts: dict[str, int] = {}
         pairs = [tensor for pair in held(self.scales).values() for tensor in pair]
         written = [part for matrix in held(self.coded).values() for part in matrix.parts.values()]
         for tensor in (*pairs, *written, *held(self.plain).values()):
             dtype = dtype_name(tensor.dtype)
             counts[dtype] = counts.get(dtype, 0) + tensor.numel()
-        extra = {
-            name: file_size.TensorEntry(dtype_name(tensor.dtype), tuple(tensor.shape))
-            for name, tensor in self.extra_tensors.items()
-        }
         return file_size.entries(self.layout, counts, bool(self.recovered), extra, parts=self.has_parts)
 
     @property
@@ -295,8 +295,8 @@ class Delta(Description):
 
     @cached_property
     def bytes(self) -> int:
-        """The size of the task's file as this version writes it. The base's own task has none."""
-        return 0 if self.is_base else file_size.file_bytes(self, self.layout, self.entries)
+        """The size of the task's file as this version writes it; 0 if it holds no numbers, as the base's own task."""
+        return 0 if self.is_base and not self.statistics else file_size.file_bytes(self, self.layout, self.entries)
 
     @property
     def header(self) -> int:

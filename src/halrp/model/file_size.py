@@ -134,7 +134,12 @@ def entries(
     if recovered and layout.adapted:
         named[RECOVERED] = TensorEntry("F32", (3 * len(layout.adapted),))
     named |= extra or {}
-    return dict(sorted(named.items(), key=lambda item: (-DTYPES[item[1].dtype].itemsize, item[0])))
+    return ordered(named)
+
+
+def ordered(tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
+    """Tensors in the order of a file."""
+    return dict(sorted(tensors.items(), key=lambda item: (-DTYPES[item[1].dtype].itemsize, item[0])))
 
 
 def header(text: str, tensors: Mapping[str, TensorEntry]) -> bytes:
@@ -156,13 +161,19 @@ def file_bytes(description: Description, layout: Layout, tensors: Mapping[str, T
     return len(header(text, tensors)) + sum(entry.bytes for entry in tensors.values())
 
 
-def planned_bytes(description: Description, layout: Layout, ranks: Mapping[str, int], buffers: Collection[str]) -> int:
+def planned_bytes(
+    description: Description,
+    layout: Layout,
+    ranks: Mapping[str, int],
+    buffers: Collection[str],
+    extra: Mapping[str, TensorEntry] | None = None,
+) -> int:
     """The exact size of the file of a task with these ranks, before it is learned; other adapted weights are dense.
 
-    Matrices count with all their entries: zeros can only make the file smaller.
+    `extra` are the tensors of statistics. Matrices count with all their entries: zeros can only make the file smaller.
     """
     counts = _counts(pieces(layout, description, ranks, buffers))
-    return file_bytes(description, layout, entries(layout, counts, recovered=True))
+    return file_bytes(description, layout, entries(layout, counts, recovered=True, extra=extra))
 
 
 def planned_part_bytes(

@@ -104,8 +104,9 @@ class Classification(Labelled):
 class Answer:
     """What the logits of some rows mean."""
 
-    labels: tuple[str | int, ...]
-    """The most probable class of each row: its name, or its index where the task has no class names."""
+    labels: tuple[str | int | None, ...]
+    """The most probable class of each row: its name, or its index where the task has no class names. None for a row of
+    no task (`identify`)."""
     indices: Tensor
     """The indices of these classes, (N,)."""
     probabilities: Tensor

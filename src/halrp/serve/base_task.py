@@ -13,7 +13,9 @@ from halrp.store.manifest import Entry
 from halrp.store.store import Store
 
 LARGEST = 1 << 20
-"""Bytes that the file of a base's own task may have: it holds a description and no numbers."""
+"""Bytes that the file of a base's own task may have: it holds a description, and prototypes at most."""
+INDEX = b'"index":{'
+"""How a tensor begins in a file's header that every task has which owns something; in a text its quotes are escaped."""
 
 
 def as_learned(base: Base, learned: Delta | None) -> Delta:
@@ -57,10 +59,11 @@ class BaseTask:
         return self._loaded[version]
 
     def _owns_nothing(self, entry: Entry) -> bool:
-        """Whether a task's file ends with its header."""
+        """Whether a task's file has no index of what it owns."""
         if entry.bytes > LARGEST:
             return False
         if entry.sha256 not in self._is_base:
-            start = self._store.content(entry, LARGEST)[:8]
-            self._is_base[entry.sha256] = int.from_bytes(start, "little") + 8 == entry.bytes
+            content = self._store.content(entry, LARGEST)
+            header = content[8 : 8 + int.from_bytes(content[:8], "little")]
+            self._is_base[entry.sha256] = INDEX not in header
         return self._is_base[entry.sha256]

@@ -25,6 +25,17 @@ from halrp.serve.base_task import BaseTask
 from halrp.serve.checks import check_predict
 from halrp.serve.computing import Computing, Mixed
 from halrp.serve.follow import Follower, Generation
+from halrp.serve.identify import (
+    AUTO,
+    Asked,
+    Identified,
+    Identifier,
+    Together,
+    answers_of,
+    refuse_other_objectives,
+    without_unknown,
+)
+from halrp.serve.known_inputs import KnownInputs
 from halrp.serve.loaded import LoadedTask
 from halrp.serve.opening import open_base
 from halrp.serve.resident import LEAST_BYTES, TIMES_BASE
@@ -62,6 +73,7 @@ class StorePredictor:
         stacked = min(limit // 4, max(LEAST_STACKED, base.size.bytes))
         self._computing = Computing(base, self._residents.module, mixed, stacked)
         self._base_task = BaseTask(store, base)
+        self._identifier, self._known = Identifier(base), KnownInputs(limit // 4)
         self._pinned: dict[str, None] = {}
         self._shown, self._lock = follower.present, Lock()
 
@@ -104,12 +116,43 @@ class StorePredictor:
 
     def predict(self, x: Batch, task: str | Sequence[str | None] | None, batch: int = 512) -> Tensor:
         """Outputs (logits) of a task, or of a task per row; `None` is the base's own task (see `Learner.predict`)."""
+        if task == AUTO and AUTO not in self.tasks:
+            found = self.identify(x, top=1, batch=batch)
+            return without_unknown(self._predict(x, found.best, batch)[0], found)
         return self._predict(x, task, batch)[0]
 
     def answer(self, x: Batch, task: str | Sequence[str | None] | None, batch: int = 512) -> Any:
         """What a task answers, by its objective: labels and probabilities, values, masks (see `Learner.answer`)."""
+        if task == AUTO and AUTO not in self.tasks:
+            found = self.identify(x, top=1, batch=batch)
+            return answers_of(self.answer(x, found.best, batch), found)
         outputs, tasks = self._predict(x, task, batch)
         return answers(lambda name: tasks[name].delta, outputs, task)
+
+    def identify(
+        self,
+        x: Batch,
+        *,
+        tasks: Sequence[str] | None = None,
+        together: Together = False,
+        top: int = 3,
+        rerank: int = 0,
+        batch: int = 512,
+    ) -> Identified:
+        """Which task each row is of, by the prototypes that tasks store (see `Learner.identify`).
+
+        The file of a task is read when the task is first compared; tasks whose files cannot be read are left out.
+        """
+        given, generation = check_predict(x, None, batch), self._generation()
+        models, left_out = self._known.of(generation, tasks, partial(self._delta, generation))
+        asked = Asked(together, top, rerank, left_out)
+        loaded = self.select(models) if rerank else {}
+        refuse_other_objectives(task.delta for task in loaded.values())
+
+        def logits_of(name: str, rows: Batch) -> Tensor:
+            return self.compute(rows, [loaded[name]] * tree.rows(rows), batch)
+
+        return self._identifier(given, models, asked, logits_of, batch)
 
     def select(self, names: Iterable[str | None]) -> Mapping[str | None, LoadedTask]:
         """Tasks by name, as one generation of the store has them, in memory; `None` is the base's own."""
@@ -258,8 +301,11 @@ class StorePredictor:
             raise UnknownTaskError(f"{self._store.folder} has no task {name!r}; `tasks` has the names of all")
         return self._residents.task(entry.sha256, partial(self._read, generation, name, entry))
 
+    def _delta(self, generation: Generation, name: str, entry: Entry) -> Delta:
+        return self._store.read_file(entry, name, self.base, generation.layouts)
+
     def _read(self, generation: Generation, name: str, entry: Entry) -> LoadedTask:
-        delta = self._store.read_file(entry, name, self.base, generation.layouts)
+        delta = self._delta(generation, name, entry)
         refuse_other_call(name, delta.provenance, self.base.call)
         if self._check:
             proof.check([delta], self.base)

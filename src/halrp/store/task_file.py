@@ -19,7 +19,7 @@ from torch import Tensor
 
 from halrp.checks import is_whole
 from halrp.errors import DamagedError, FormatError, StoreError, WrongBaseError
-from halrp.model import codec, file_size, proof
+from halrp.model import codec, file_size, proof, prototypes
 from halrp.model.base import Base
 from halrp.model.codec import PRECISIONS
 from halrp.model.copies import held
@@ -52,7 +52,7 @@ def write(delta: Delta) -> bytes:
 def _tensors(delta: Delta) -> dict[str, list[Tensor]]:
     """What each tensor of the file is joined from."""
     if delta.is_base:
-        return {}
+        return {name: [tensor] for name, tensor in delta.extra_tensors.items()}
     streams: dict[str, list[Tensor]] = {dtype: [] for dtype in DTYPES}
     for piece in _pieces(delta):
         for tensor in _parts(delta, piece):
@@ -184,9 +184,12 @@ def _delta(
     facts: Mapping[str, Any], layout: Layout, entries: Mapping[str, tuple[TensorEntry, int]], data: bytes
 ) -> Delta:
     description = _description(facts)
-    if not entries:  # the base's own task
-        return Delta(**described(description), layout=layout)
     reading = Streams(entries, data)
+    if all(name.startswith("statistics/") for name in entries):  # the base's own task
+        statistics = reading.named("statistics/")
+        require(not statistics or description.format == PARTS_FORMAT, "the base's own task has tensors")
+        prototypes.refuse_misfits(statistics)
+        return Delta(**described(description), layout=layout, statistics=statistics)
     recovered = reading.recovered(layout)
     read_numbers = _read_parts if description.format == PARTS_FORMAT else _read_everything
     numbers = read_numbers(description, layout, reading)
@@ -194,6 +197,7 @@ def _delta(
     reading.finish()
     require(not probe or "outputs" in probe, "its probe has no outputs")
     proof.refuse_misfits(probe)
+    prototypes.refuse_misfits(statistics)
     return Delta(
         **described(description),
         **numbers,

@@ -34,7 +34,7 @@ def groups(delta: Delta) -> Mapping[str, Group]:
     The header is all that is no number of a part: names, settings, ranks and codes, and what the allocation predicted.
     "extra" are the inputs and outputs that show that a task is active, and what task inference compares inputs with.
     """
-    if delta.is_base:
+    if delta.is_base and not delta.statistics:
         return {}
     members: dict[str, list[task_parts.PartSize]] = {}
     for key, part in delta.stored.items():
