@@ -5,13 +5,17 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 
-.PHONY: demo test check format slow flaky reliability mutation bench clean
+.PHONY: demo test check format slow lowest flaky reliability mutation bench package wheels release clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    ten tasks on real digits, four methods, one table (about a minute)"
 	@echo "make test    format, lint, types and tests"
 	@echo "make slow    the long tests"
+	@echo "make lowest  the tests with the oldest packages that pyproject.toml admits"
+	@echo "make package  source distribution and wheel in dist/, checked as an index checks them"
+	@echo "make wheels  the wheel in an empty environment for each extra"
+	@echo "make release  walks the checklist of a release; publishes nothing"
 	@echo "make reliability  faults on every operation, a million changed files; writes the counts"
 	@echo "make mutation  mutants of the store, the codec, the allocation and the seeding"
 	@echo "make flaky   tests with processes, threads or clocks, again and again, idle and under load"
@@ -46,6 +50,22 @@ test: check
 slow: .venv/dev
 	$(BIN)/python -m pytest -n 2 -m slow
 
+lowest:
+	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt -e '.[dev]'
+	.venv-lowest/bin/python -m pytest -n 2 -m "not slow" --ignore=tests/lab/report/test_browser.py
+
+package: .venv/dev
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+
+wheels: .venv/dev
+	$(BIN)/python -m tests.package.wheels
+
+release: .venv/dev
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m tests.package.release
+
 reliability: .venv/dev
 	$(BIN)/python -m tests.reliability --json results/reliability/faults.json
 
@@ -72,4 +92,4 @@ format: .venv/dev
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv build src/*.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache

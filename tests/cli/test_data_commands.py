@@ -229,7 +229,7 @@ def test_a_missing_package_is_one_line(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(builtins, "__import__", without)
     run = Run("show", "digits", "-o", tmp_path / "sheet.png")
     assert run.code == 2
-    assert run.error == "halrp: this needs pillow; run: pip install 'halrp[lab]'\n"
+    assert run.error == "halrp: this command needs pillow; run: pip install 'halrp[lab]'\n"
 
 
 def test_every_stream_says_which_data_it_needs() -> None:

@@ -1,7 +1,7 @@
 """The `halrp` command.
 
 Its commands are in `halrp.cli.app` and need typer, which the library does not. So they are imported only when the
-command runs, and a missing typer is an error in one line.
+command runs, and a missing typer is an error in one line. The version needs nothing.
 """
 
 from __future__ import annotations
@@ -11,18 +11,23 @@ import traceback
 import warnings
 from types import TracebackType
 
+from halrp._version import __version__
+from halrp.cli.extras import remedy
 from halrp.text import printable
 
 
 def main() -> None:
     """Run the command and exit with its code."""
+    if sys.argv[1:] == ["--version"]:
+        print(__version__)
+        return
     try:
         from halrp.cli.app import app
     except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in ("typer", "rich"):
+        text = remedy(error)
+        if text is None:
             raise
-        print(f"halrp: the command needs {missing}; run: pip install 'halrp[lab]'", file=sys.stderr)
+        print(f"halrp: {text}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

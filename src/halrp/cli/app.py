@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from halrp._version import __version__
 from halrp.cli import lists, manage, run, serve, signing, store
 from halrp.cli.data import app as data_app
+from halrp.cli.extras import remedy
 from halrp.cli.report import report
 from halrp.cli.results import results
 from halrp.cli.tables import tables
@@ -39,6 +40,12 @@ class _ErrorsAsExitCodes(TyperGroup):
             raise
         except HalrpError as error:
             echo(f"halrp: {' '.join(str(error).split())}", err=True)
+            raise typer.Exit(MISTAKE) from error
+        except ModuleNotFoundError as error:
+            text = remedy(error)
+            if text is None:
+                raise
+            echo(f"halrp: {text}", err=True)
             raise typer.Exit(MISTAKE) from error
         except KeyboardInterrupt as error:
             raise typer.Exit(130) from error

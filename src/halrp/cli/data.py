@@ -23,7 +23,6 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from halrp.cli.extras import needs_lab_extra
 from halrp.cli.options import Data
 from halrp.cli.screen import print_table
 from halrp.errors import HalrpError, SettingError
@@ -65,7 +64,7 @@ def list_sets(
     """
     from halrp.lab.data import SETS, data_directory, status
 
-    with needs_lab_extra(), _decoding() as step:
+    with _decoding() as step:
         statuses = [status(name, data, verify, step if verify else None) for name in SETS]
     rows = [_row(each, data) for each in statuses]
     if as_json:
@@ -148,8 +147,7 @@ def get_sets(
     failed = 0
     for name in chosen:
         try:
-            with needs_lab_extra():
-                _get(name, data, again)
+            _get(name, data, again)
         except HalrpError as error:
             failed += 1
             echo(f"halrp: {name}: {' '.join(str(error).split())}", err=True)
@@ -219,11 +217,10 @@ def show_stream(
     from halrp.lab.streams.contact_sheet import contact_sheet
     from halrp.store import atomic
 
-    with needs_lab_extra():
-        loaded = load(stream, order, seed, fraction, data)
-        picture = contact_sheet(loaded, tasks=tasks, per_class=per_class)
-        content = io.BytesIO()
-        picture.save(content, {".jpg": "jpeg"}.get(output.suffix.lower(), output.suffix[1:].lower()))
+    loaded = load(stream, order, seed, fraction, data)
+    picture = contact_sheet(loaded, tasks=tasks, per_class=per_class)
+    content = io.BytesIO()
+    picture.save(content, {".jpg": "jpeg"}.get(output.suffix.lower(), output.suffix[1:].lower()))
     atomic.write(output, content.getvalue())
     shown = min(tasks, len(loaded))
     echo(f"wrote {output}: {shown} of {len(loaded)} tasks of {loaded.name}, order {order}, seed {seed}")

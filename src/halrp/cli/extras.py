@@ -1,23 +1,31 @@
-"""A package of the `lab` extra that is not installed is an error in one line, with the command that installs it."""
+"""A package that is not installed is an error in one line, with the extra that brings it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+PACKAGES = {
+    "cryptography": ("cryptography", "signing"),
+    "dask": ("distributed", "cluster"),
+    "distributed": ("distributed", "cluster"),
+    "onnx": ("onnx", "onnx"),
+    "onnxruntime": ("onnxruntime", "onnx"),
+    "onnxscript": ("onnxscript", "onnx"),
+    "pandas": ("pandas", "lab"),
+    "PIL": ("pillow", "lab"),
+    "rich": ("rich", "cli"),
+    "scipy": ("scipy", "lab"),
+    "sklearn": ("scikit-learn", "lab"),
+    "starlette": ("starlette", "serve"),
+    "tensorboard": ("tensorboard", "tensorboard"),
+    "timm": ("timm", "vision"),
+    "transformers": ("transformers", "text"),
+    "typer": ("typer", "cli"),
+    "uvicorn": ("uvicorn", "serve"),
+    "vl_convert": ("vl-convert-python", "lab"),
+}
+"""What a command may import: the package on an index, and the extra of halrp that installs it, by the module's name."""
 
-from halrp.errors import SettingError
 
-PACKAGES = {"PIL": "pillow", "sklearn": "scikit-learn", "scipy": "scipy"}
-"""Names on PyPI, by the names of the modules."""
-
-
-@contextmanager
-def needs_lab_extra() -> Iterator[None]:
-    """Turn a missing package of the `lab` extra into a `SettingError`, for a block."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in PACKAGES:
-            raise
-        raise SettingError(f"this needs {PACKAGES[missing]}; run: pip install 'halrp[lab]'") from error
+def remedy(error: ModuleNotFoundError) -> str | None:
+    """What is missing and how to install it; None if it is nothing that an extra brings."""
+    entry = PACKAGES.get((error.name or "").partition(".")[0])
+    return None if entry is None else f"this command needs {entry[0]}; run: pip install 'halrp[{entry[1]}]'"

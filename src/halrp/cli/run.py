@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from halrp.cli.extras import needs_lab_extra
 from halrp.cli.options import Backbone, Data, Device, Jobs, Method, Results, Stream, TlsCa, TlsCert, TlsKey, Untrusted
 from halrp.errors import SettingError
 from halrp.terminal import Terminal, echo
@@ -130,8 +129,7 @@ def _prepare(cells: list[Cell], data: Path | None, elsewhere: bool = False) -> P
     """Check cells with the data at hand, and print notes about them."""
     from halrp.lab.run import sweep
 
-    with needs_lab_extra():
-        prepared = sweep.prepare(cells, data, elsewhere)
+    prepared = sweep.prepare(cells, data, elsewhere)
     for note in prepared.notes:
         echo(f"note: {note}", err=True)
     return prepared

@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from halrp.cli.store import Folder, ModelOption, load_model
-from halrp.errors import SettingError
 from halrp.terminal import echo
-
-
-@contextmanager
-def _needs_serve_extra() -> Iterator[None]:
-    """Turn a missing package of the `serve` extra into a `SettingError`, for a block."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in ("starlette", "uvicorn"):
-            raise
-        raise SettingError(f"this needs {missing}; run: pip install 'halrp[serve]'") from error
 
 
 def serve_store(
@@ -68,14 +54,13 @@ def serve_store(
     import torch
 
     from halrp.serve.store_predictor import StorePredictor
+    from halrp.server.inputs import InputSpec
+    from halrp.server.limits import Limits
+    from halrp.server.run import Address, serve
+    from halrp.server.service import Service
+    from halrp.server.tokens import Tokens
+    from halrp.server.workers import prepare_forks
 
-    with _needs_serve_extra():
-        from halrp.server.inputs import InputSpec
-        from halrp.server.limits import Limits
-        from halrp.server.run import Address, serve
-        from halrp.server.service import Service
-        from halrp.server.tokens import Tokens
-        from halrp.server.workers import prepare_forks
     logging.basicConfig(level=logging.WARNING, format="halrp: %(message)s")
     address, known = Address(host, port, anyone), None if tokens is None else Tokens.load(tokens)
     address.check(known)
