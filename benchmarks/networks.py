@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from halrp.lab import backbones
+from halrp.lab.backbones.operations import declare_image_operations
+
+__all__ = ["NETWORKS", "MiniLM", "build", "declare_image_operations", "inputs"]
 
 NETWORKS = ("lenet", "resnet18", "minilm")
 
@@ -37,16 +39,6 @@ class MiniLM(nn.Module):
         """Logits (N, classes) of token ids (N, L)."""
         states = self.body(ids, attention_mask=torch.ones_like(ids)).last_hidden_state
         return cast(Tensor, self.head(states.mean(1)))
-
-
-@functools.cache
-def declare_image_operations() -> object:
-    """Declare two operations without which torchvision, where it has no binaries, cannot be imported."""
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    for name in ("nms", "qnms"):
-        if not hasattr(torch.ops.torchvision, name):
-            library.define(f"{name}(Tensor boxes, Tensor scores, float iou_threshold) -> Tensor")
-    return library
 
 
 def build(name: str, classes: int) -> nn.Module:

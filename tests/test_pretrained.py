@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.networks import declare_image_operations
-from benchmarks.pretrained import efficientnet, measure, records, rounding, table, text, training, vision
+from benchmarks.pretrained import measure, records, table, text, training, vision
 from benchmarks.pretrained.__main__ import line, main
 from benchmarks.pretrained.delta import Delta
 from benchmarks.pretrained.domain import Classifier, Domain, Part, Task, drawn
@@ -25,8 +25,12 @@ from benchmarks.pretrained.features import Saved, features
 from benchmarks.pretrained.finetune import FineTune
 from benchmarks.pretrained.lora import Lora
 from benchmarks.pretrained.methods import Setting, Stored, methods
-from benchmarks.pretrained.probe import Probe, logistic
+from benchmarks.pretrained.probe import Probe
 from halrp import seeding
+from halrp.errors import DamagedError
+from halrp.lab.backbones import efficientnet
+from halrp.lab.methods import rounding
+from halrp.lab.methods.logistic import logistic
 from tests.helpers import drawn as seeded
 
 
@@ -124,7 +128,7 @@ def test_tasks_do_not_share_classes_and_text_tenants_are_the_dev_tasks() -> None
 def test_texts_of_a_task_are_in_one_part_only(monkeypatch: pytest.MonkeyPatch) -> None:
     sections = {name: [f"{name} {i}" for i in range(120)] for mine in text.CLASSES.values() for name in mine}
     monkeypatch.setattr(text, "_sections", lambda: sections)
-    monkeypatch.setattr(text, "_encoder", lambda _: (lambda texts, **_: {"texts": texts}, None))
+    monkeypatch.setattr(text.minilm, "tokenizer", lambda _: lambda texts, **_: {"texts": texts})
     domain = text.Text()
     first, second = (domain.task("media", 60, seed) for seed in (0, 1))
     parts = [set(part.x["texts"]) for part in (first.train, first.val, first.test)]
@@ -347,7 +351,7 @@ def test_plain_convolutions_have_the_same_outputs(sides: tuple[int, int, int, in
 def test_weights_with_another_checksum_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "weights.pth"
     path.write_bytes(b"other")
-    with pytest.raises(SystemExit, match=r"weights\.pth has the SHA-256 d9298a10"):
+    with pytest.raises(DamagedError, match=r"weights\.pth has the SHA-256 d9298a10"):
         efficientnet.weights_file(path)
 
 

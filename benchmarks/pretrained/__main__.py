@@ -13,6 +13,7 @@ from benchmarks.pretrained.domain import Domain
 from benchmarks.pretrained.measure import Run
 from benchmarks.pretrained.methods import methods
 from benchmarks.pretrained.records import Row
+from halrp.errors import DamagedError, MissingPackageError
 
 SHOTS = {"vision": 30, "text": 60}
 
@@ -27,9 +28,12 @@ def main(arguments: list[str] | None = None) -> None:
     domain = _domain(options)
     tasks = {"dev": domain.dev, "held-out": domain.held_out, "all": domain.dev + domain.held_out}[options.tasks]
     run = Run(domain, methods(options.variant), options.results / f"{domain.name}.jsonl")
-    for shots in options.shots or [SHOTS[domain.name]]:
-        for row in run.all(options.methods, tasks, shots, options.seeds):
-            print(line(row), flush=True)
+    try:
+        for shots in options.shots or [SHOTS[domain.name]]:
+            for row in run.all(options.methods, tasks, shots, options.seeds):
+                print(line(row), flush=True)
+    except (MissingPackageError, DamagedError) as error:
+        raise SystemExit(str(error)) from None
 
 
 def line(row: Row) -> str:

@@ -16,13 +16,13 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from benchmarks.networks import declare_image_operations
-from benchmarks.pretrained import rounding
 from benchmarks.pretrained.domain import Classifier, Domain, Task
 from benchmarks.pretrained.methods import Setting, Stored
 from benchmarks.pretrained.probe import fitted_head
 from benchmarks.pretrained.training import predict, train
 from halrp import seeding
+from halrp.lab.backbones.operations import declare_image_operations
+from halrp.lab.methods import rounding
 
 
 @dataclass(frozen=True)

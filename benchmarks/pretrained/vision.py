@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.pretrained import efficientnet
 from benchmarks.pretrained.domain import Part, Task, drawn
+from halrp.lab.backbones import efficientnet
 from halrp.lab.data import Images, LoadedDataSet, read
 from halrp.lab.reference import load_reference
 from halrp.lab.streams.pixels import IMAGENET, local_labels, normalised, resized, taken
@@ -52,7 +51,7 @@ class Vision:
 
     def base(self) -> nn.Module:
         """A new copy of the network: images (N, 3, 96, 96) → features (N, 1280)."""
-        return copy.deepcopy(_network(self.weights))
+        return efficientnet.load(self.weights, SIDE)
 
     def task(self, name: str, shots: int, seed: int) -> Task:
         """A superclass with `shots` training images a class, 20 for validation (of 5 shots: 5), and all test images."""
@@ -77,11 +76,6 @@ class Vision:
     def batch(self, shots: int) -> int:
         """Two steps for each example of a class, but at most 20 an epoch."""
         return 5 if shots <= 5 else 15 if shots <= 30 else 50
-
-
-@functools.cache
-def _network(weights: Path | None) -> nn.Module:
-    return efficientnet.load(weights, SIDE)
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from halrp.lab.methods.settings import check_choice
 from halrp.lab.streams import Task
 from halrp.model.codec import Precision
 from halrp.store.store import Store
-from halrp.training.recipe import BEYOND_PAPER, Recipe
+from halrp.training.recipe import AUTOMATIC, BEYOND_PAPER, Recipe
 
 SHOWN = 40
 """The number of components of a weight whose scores a record holds."""
@@ -65,8 +65,10 @@ class HalrpMethod(Method):
                 "recipe": context.recipe,
                 "seed": context.seed,
                 "progress": context.progress,
+                "base": "given" if context.given else "first",
             }
             if scratch and files:
+                settings.pop("base")  # the store knows
                 return Learner.load(folder, model, attach=False, **settings)
             store = None if scratch else Store(folder, network.CHECKPOINT_EVERY)
             return Learner(model, head=network.HEAD, store=store, **settings)
@@ -138,17 +140,22 @@ class DefaultHalrp(HalrpMethod):
         "run" is the run's recipe as it is.
         """
         check_choice("halrp", "recipe", recipe, ("default", "run"))
-        context = replace(context, recipe=default_recipe(context.recipe)) if recipe == "default" else context
+        if recipe == "default":
+            context = replace(context, recipe=default_recipe(context.recipe, context.given))
         super().__init__(
             context,
             Halrp.budget(bytes_per_task, precision=precision, rest=rest, view=view, l1=l1, l2=l2, warm_up=warm_up),
         )
 
 
-def default_recipe(recipe: Recipe) -> Recipe:
-    """A recipe whose batches and settings beyond the paper's are chosen for each task, where it has none of its own."""
+def default_recipe(recipe: Recipe, given: bool = False) -> Recipe:
+    """A recipe whose batches and settings beyond the paper's are chosen for each task, where it has none of its own.
+
+    On a given base these are rates and schedule, too.
+    """
     plain = Recipe()
-    unset = [name for name in ("batch", *BEYOND_PAPER) if getattr(recipe, name) == getattr(plain, name)]
+    beyond = [name for name in AUTOMATIC if name not in ("epochs", "batch")] if given else BEYOND_PAPER
+    unset = [name for name in ("batch", *beyond) if getattr(recipe, name) == getattr(plain, name)]
     return replace(recipe, automatic=tuple(dict.fromkeys((*recipe.automatic, *unset))))
 
 

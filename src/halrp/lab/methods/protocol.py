@@ -44,6 +44,8 @@ class Context:
     progress: Notify | None = None
     work: Path | None = None
     """A folder for checkpoints of the task that is being learned; None: no checkpoints."""
+    given: bool = False
+    """Whether the backbone is pretrained, so that it is the base of all tasks as it is."""
 
 
 class Method(ABC):
@@ -80,6 +82,10 @@ class Method(ABC):
     @abstractmethod
     def restore(self, state: State) -> None:
         """Continue from a state; whatever this method has learned is replaced."""
+
+    def identify(self, x: Tensor) -> Tensor | None:
+        """The position of the task that each row belongs to, (rows,) int64; None if the method cannot tell."""
+        return None
 
     def counted(self) -> int:
         """The paper's count: `stored().parameters` without what its authors leave out (see each method)."""

@@ -3,9 +3,10 @@
 The registry names code as "package.module:attribute" and imports it when it is built, so that tables and figures can
 read titles, colours and properties without torch and without any method.
 
-Three kinds of names are accepted wherever a method, a stream or a backbone is named:
+Four kinds of names are accepted wherever a method, a stream or a backbone is named:
 
 - a name of this registry: `ewc`;
+- a model of a library, as a backbone: `timm:resnet18`, `torchvision:resnet18`, `hf:FOLDER`;
 - a reference to your own code: `my_module:Mine`, imported with the current folder on the path;
 - a name that an installed package declares in the entry-point group `halrp.methods`, `halrp.streams` or
   `halrp.backbones`. A name of this registry wins over an equal one of a package.
@@ -16,13 +17,14 @@ from __future__ import annotations
 import inspect
 import zlib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import entry_points
 from typing import TypeVar
 
 from halrp.errors import SettingError
 from halrp.lab.names import check_name
-from halrp.lab.registry.backbones import BACKBONES
+from halrp.lab.registry.backbones import BACKBONES, LIBRARIES
 from halrp.lab.registry.entries import BackboneEntry, Entry, MethodEntry, Properties, StreamEntry
 from halrp.lab.registry.methods import METHODS
 from halrp.lab.registry.streams import STREAMS
@@ -30,6 +32,7 @@ from halrp.tools.importing import import_object
 
 __all__ = [
     "BACKBONES",
+    "LIBRARIES",
     "MARKS",
     "METHODS",
     "PALETTE",
@@ -70,6 +73,9 @@ PALETTE = (
 """Colours of methods that are not registered here, and of series that belong to no method."""
 MARKS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down", "star")
 
+FLAGS = ("pretrained", "needs_base")
+"""What a user's class or function may say of itself with an attribute of that name."""
+
 E = TypeVar("E", bound=Entry)
 
 
@@ -88,7 +94,10 @@ def stream(name: str) -> StreamEntry:
 
 
 def backbone(name: str) -> BackboneEntry:
-    """The entry of a backbone: one of this registry, of an installed package, or of a reference."""
+    """The entry of a backbone: one of this registry, of a library, of an installed package, or of a reference."""
+    library, _, model = name.partition(":")
+    if library in LIBRARIES and model:
+        return BackboneEntry(LIBRARIES[library], name, f"{model} of {library}", pretrained=True, model=model)
     return _lookup("backbone", name, BACKBONES, BackboneEntry)
 
 
@@ -142,7 +151,8 @@ def _lookup(kind: str, name: str, entries: Mapping[str, E], entry: type[E], name
     title = getattr(value, "title", None)
     if not isinstance(title, str):
         title = reference.rpartition(":")[2] if is_reference(name) else name
-    return entry(reference, title, (inspect.getdoc(value) or "").partition("\n")[0])
+    made = entry(reference, title, (inspect.getdoc(value) or "").partition("\n")[0])
+    return replace(made, **{name: True for name in FLAGS if name in vars(made) and getattr(value, name, False) is True})
 
 
 @cache

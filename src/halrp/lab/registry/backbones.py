@@ -19,4 +19,23 @@ BACKBONES: dict[str, BackboneEntry] = {
     "digits-net": BackboneEntry(
         "halrp.lab.backbones.digits_net:DigitsNet", "DigitsNet", "a small convolutional network for 8×8 images"
     ),
+    "efficientnet-lite0": BackboneEntry(
+        "halrp.lab.backbones.efficientnet:efficientnet_lite0",
+        "EfficientNet-Lite0",
+        "EfficientNet-Lite0 with the weights of ImageNet, from an installed package",
+        pretrained=True,
+    ),
+    "minilm-l6": BackboneEntry(
+        "halrp.lab.backbones.minilm:minilm",
+        "MiniLM-L6",
+        "MiniLM-L6, an encoder of sentences, from an installed package",
+        pretrained=True,
+    ),
 }
+
+LIBRARIES: dict[str, str] = {
+    "timm": "halrp.lab.backbones.libraries:timm",
+    "torchvision": "halrp.lab.backbones.libraries:torchvision",
+    "hf": "halrp.lab.backbones.libraries:hf",
+}
+"""Libraries whose models are backbones, written "timm:resnet18": how to build one of them."""

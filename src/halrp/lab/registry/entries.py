@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
 from halrp.tools.importing import import_object
@@ -55,6 +55,8 @@ class MethodEntry(Entry):
     """Settings that were chosen by accuracy on validation data."""
     has_page: bool = False
     """Whether `docs/methods` has a page about it."""
+    needs_base: bool = False
+    """Whether it learns on a pretrained backbone and on no other."""
     compared_by_size: bool = False
     """Whether the table of accuracy by size has it."""
 
@@ -95,6 +97,16 @@ class StreamEntry(Entry):
 @dataclass(frozen=True)
 class BackboneEntry(Entry):
     """A backbone. `build` is a function of `classes` and the backbone's settings that returns an `nn.Module`."""
+
+    pretrained: bool = False
+    """Whether it has weights that no task trained: methods take it as a base that is given."""
+    model: str = ""
+    """The first argument of `build`, for a model of a library; empty for any other backbone."""
+
+    def load(self) -> Any:
+        """Import the object that builds it."""
+        build = super().load()
+        return partial(build, self.model) if self.model else build
 
 
 @cache

