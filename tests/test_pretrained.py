@@ -28,7 +28,7 @@ from benchmarks.pretrained.methods import Setting, Stored, methods
 from benchmarks.pretrained.probe import Probe
 from halrp import seeding
 from halrp.errors import DamagedError
-from halrp.lab.backbones import efficientnet
+from halrp.lab.backbones import efficientnet, minilm
 from halrp.lab.methods import rounding
 from halrp.lab.methods.logistic import logistic
 from tests.helpers import drawn as seeded
@@ -128,7 +128,7 @@ def test_tasks_do_not_share_classes_and_text_tenants_are_the_dev_tasks() -> None
 def test_texts_of_a_task_are_in_one_part_only(monkeypatch: pytest.MonkeyPatch) -> None:
     sections = {name: [f"{name} {i}" for i in range(120)] for mine in text.CLASSES.values() for name in mine}
     monkeypatch.setattr(text, "_sections", lambda: sections)
-    monkeypatch.setattr(text.minilm, "tokenizer", lambda _: lambda texts, **_: {"texts": texts})
+    monkeypatch.setattr(minilm, "tokenizer", lambda _: lambda texts, **_: {"texts": texts})
     domain = text.Text()
     first, second = (domain.task("media", 60, seed) for seed in (0, 1))
     parts = [set(part.x["texts"]) for part in (first.train, first.val, first.test)]

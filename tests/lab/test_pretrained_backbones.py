@@ -96,7 +96,7 @@ def test_weights_come_from_the_folder_of_weights_and_must_be_those_of_the_networ
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HALRP_WEIGHTS", str(tmp_path))
-    model = drawn(lambda: Small(4))
+    model: Any = drawn(lambda: Small(4))
     safetensors.torch.save_file(model.state_dict(), tmp_path / "mine.safetensors")
     network: Any = build("timm:small", classes=3, weights="mine.safetensors", side=32)
     assert torch.equal(network.body.conv.weight, model.conv.weight)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,15 +30,31 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "halrp-paper": {"growth": 0.9},
     "ibpwf": {"sizes": {"conv1": [18, 12], "conv2": [24, 16], "linear": [16, 12]}},
     "prd": {"prototype_rate": 30.0, "hidden": 32},
+    **{name: {"lr": 0.03} for name in ("full-finetune", "bitdelta", "lora", "dora", "loha")},
+    **{name: {"lr": 0.01, "head": "probe"} for name in ("bitfit", "ia3", "adalora", "lokr", "hira")},
 }
 """2 % of a tiny network is less than a head, the paper's pruning leaves 20 % of it, which is nothing, and twelve steps
-are few for a prior over factors or for prototypes."""
+are few for a prior over factors, for prototypes, or for the rates of a pretrained base."""
+PEFT = ("lora", "dora", "ia3", "adalora", "loha", "lokr", "hira")
+NAMES = [
+    pytest.param(name, marks=pytest.mark.slow) if name in PEFT[1:] or name == "bitdelta" else name for name in METHODS
+]
+"""Methods that differ from others in a few lines are left to the long tests."""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
 HASTY = tiny_context(recipe=replace(TINY, epochs=1))
 """For methods that break the contract however long they learn."""
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_method_keeps_the_contract(name: str) -> None:
+    if name in PEFT and find_spec("peft") is None:
+        pytest.skip("peft is not installed")
     report = check_method(name, settings=SETTINGS.get(name))
     assert len(report.passed) == len(ITEMS)
     assert (report.method, report.device) == (name, "cpu")
@@ -55,6 +73,8 @@ def test_every_method_keeps_the_contract_on_cuda(name: str) -> None:
         ("mtl", {"mixed_batches": True}),
         ("ewc", {"online": True, "decay": 0.9, "per_example": True, "labels": "exact"}),
         ("be", {"start": "first"}),
+        ("ridge", {"memory": "stream"}),
+        ("ranpac", {"memory": "stream", "width": 64}),
     ],
 )
 def test_other_settings_keep_the_contract(name: str, settings: dict[str, Any]) -> None:

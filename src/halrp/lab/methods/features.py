@@ -57,6 +57,6 @@ def outputs(body: nn.Module, x: Batch) -> Tensor:
     def of(part: Batch) -> Tensor:
         if isinstance(part, dict):
             return body(**{name: tensor.to(device) for name, tensor in part.items()})  # type: ignore[no-any-return]
-        return body(part.to(device))  # type: ignore[union-attr,no-any-return]
+        return body(part.to(device))  # type: ignore[no-any-return]
 
     return torch.cat([of(part) for part in split(x, min(ROWS, max(1, rows(x))))])

@@ -20,7 +20,7 @@ def fitted_head(train: Split, val: Split, classes: int) -> nn.Linear:
 
 def logistic(x: Tensor, y: Tensor, classes: int, penalty: float) -> nn.Linear:
     """The head that minimises the mean cross-entropy plus penalty · ‖W‖², from zero."""
-    head = nn.utils.skip_init(nn.Linear, x.shape[1], classes, device=x.device)
+    head: nn.Linear = nn.utils.skip_init(nn.Linear, x.shape[1], classes, device=x.device)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     optimiser = torch.optim.LBFGS(head.parameters(), max_iter=200, line_search_fn="strong_wolfe")
@@ -28,7 +28,7 @@ def logistic(x: Tensor, y: Tensor, classes: int, penalty: float) -> nn.Linear:
     def closure() -> float:
         optimiser.zero_grad()
         loss = nn.functional.cross_entropy(head(x), y) + penalty * head.weight.square().sum()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return float(loss.detach())
 
     optimiser.step(closure)

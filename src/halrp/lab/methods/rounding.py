@@ -8,13 +8,22 @@ names. Vectors of an int8 file are bfloat16.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import safetensors.torch
 import torch
 from torch import Tensor
 
-FORMS = ("float32", "bfloat16", "int8")
+from halrp.lab.methods.settings import check_choice
+
+Form = Literal["float32", "bfloat16", "int8"]
+FORMS: tuple[Form, ...] = ("float32", "bfloat16", "int8")
 SCALES = "scales"
+
+
+def check_form(method: str, form: str) -> None:
+    """Raise unless files can have a form."""
+    check_choice(method, "form", form, FORMS)
 
 
 def encode(tensors: Mapping[str, Tensor], form: str) -> bytes:
@@ -43,7 +52,7 @@ def decode(content: bytes) -> dict[str, Tensor]:
         if tensor.dtype == torch.int8:
             flat = tensor.flatten(1)
             shape = scale_shape(flat)
-            count = max(shape)
+            count = shape[0] * shape[1]
             scale = scales[start : start + count].view(shape)
             start += count
             tensor = (flat.float() * scale).view(tensor.shape)

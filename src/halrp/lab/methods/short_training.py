@@ -47,7 +47,7 @@ def train(
             if len(chosen) == 1 and not frozen_norms and len(y) > 1:
                 continue  # a batch norm needs rows
             optimiser.zero_grad()
-            loss(model(take(x, chosen)), y[chosen]).backward()  # type: ignore[no-untyped-call]
+            loss(model(take(x, chosen)), y[chosen]).backward()
             optimiser.step()
             schedule.step()
             taken += 1

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import entry_points
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from halrp.errors import SettingError
 from halrp.lab.names import check_name
@@ -152,7 +152,8 @@ def _lookup(kind: str, name: str, entries: Mapping[str, E], entry: type[E], name
     if not isinstance(title, str):
         title = reference.rpartition(":")[2] if is_reference(name) else name
     made = entry(reference, title, (inspect.getdoc(value) or "").partition("\n")[0])
-    return replace(made, **{name: True for name in FLAGS if name in vars(made) and getattr(value, name, False) is True})
+    flags: dict[str, Any] = {n: True for n in FLAGS if n in vars(made) and getattr(value, n, False) is True}
+    return replace(made, **flags)
 
 
 @cache
