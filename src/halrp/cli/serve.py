@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from halrp.cli.store import Folder, ModelOption, load_model
+from halrp.errors import SettingError
 from halrp.terminal import echo
 
 
