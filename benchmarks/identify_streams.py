@@ -22,11 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.pretrained.efficientnet import refuse_other_content
 from benchmarks.pretrained.features import features
-from benchmarks.pretrained.text import Text, _encoder
+from benchmarks.pretrained.text import Text
 from benchmarks.pretrained.vision import CLASSES, SIDE, Vision, _images
 from halrp import seeding
+from halrp.lab.backbones import minilm
+from halrp.lab.backbones.weights import refuse_other_content
 from halrp.lab.reference import load_reference
 from halrp.lab.streams.pixels import IMAGENET, normalised, resized, taken
 
@@ -120,7 +121,7 @@ def _drawn(count: int, part: str, name: str) -> list[int]:
 
 def _of_texts(texts: list[str]) -> Tensor:
     domain = Text()
-    tokenizer, _ = _encoder(domain.weights)
+    tokenizer = minilm.tokenizer(domain.weights)
     x = tokenizer(texts, padding=True, truncation=True, max_length=TOKENS, return_tensors="pt")
     return features(domain, dict(x))
 
