@@ -122,6 +122,7 @@ BAD: dict[str, tuple[bytes, str | None]] = {
     "tasks that are no texts": (body(GOOD, tensor("task", (2,), "BYTES", data=["a", 3])), None),
     "unknown output": (body(GOOD, outputs=[{"name": "logits"}]), None),
     "outputs no list": (body(GOOD, outputs={"name": "output"}), None),
+    "outputs an empty object": (body(GOOD, outputs={}), None),
     "id no text": (body(GOOD, id=3), None),
     "shared memory": (body(tensor(parameters={"shared_memory_region": "a"})), None),
     "header no number": (body(GOOD), "x"),

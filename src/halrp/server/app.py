@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from halrp.errors import HalrpError
-from halrp.server import page, protocol
+from halrp.server import openapi, page, protocol
 from halrp.server.errors import RequestError, as_request_error
 from halrp.server.metrics import Metrics
 from halrp.server.service import Service
@@ -62,6 +62,7 @@ class _App:
             ("GET", "/v2/health/ready", "ready", self.alive, False),
             ("GET", "/metrics", "metrics", self.figures, True),
             ("GET", "/status", "status", self.status, True),
+            ("GET", "/openapi.json", "openapi", self.description, True),
             ("POST", "/v2/repository/index", "index", self.index, True),
             ("POST", "/v2/repository/models/{model:path}/load", "load", self.load, True),
             ("POST", "/v2/repository/models/{model:path}/unload", "unload", self.unload, True),
@@ -204,6 +205,10 @@ class _App:
     async def server(self, request: Request, access: Access) -> Response:
         """What the server is."""
         return JSONResponse(self.service.server_metadata())
+
+    async def description(self, request: Request, access: Access) -> Response:
+        """The protocol for tools."""
+        return JSONResponse(openapi.description(self.service.inputs))
 
     async def alive(self, request: Request, access: Access) -> Response:
         """That the server answers."""

@@ -127,7 +127,7 @@ def _outputs(facts: Mapping[str, Any]) -> dict[str, bool]:
     parameters = facts.get("parameters") or {}
     default = isinstance(parameters, dict) and parameters.get("binary_data_output") is True
     asked = facts.get("outputs")
-    if not asked:
+    if asked is None or asked == []:
         return {OUTPUT: default}
     outputs = {}
     for output in asked if isinstance(asked, list) else [None]:
