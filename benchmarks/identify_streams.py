@@ -97,6 +97,7 @@ def newsgroups(folder: Path) -> FeatureStream:
     return _stream("20newsgroups", Text.network, tasks, learned, test)
 
 
+@functools.cache
 def _of_class(part: str, label: int, data: Path | None) -> Tensor:
     source = _images(data).parts[part]
     x = normalised(resized(taken(source, np.flatnonzero(source.labels == label)), SIDE), IMAGENET)

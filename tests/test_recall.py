@@ -22,6 +22,7 @@ from halrp import (
     LossRate,
     MeanSquare,
     Plain,
+    Prototypes,
     Prune,
     Recipe,
     WarmUp,
@@ -35,6 +36,7 @@ from tests.helpers import FAST, net, tiny_task
 METHODS = {
     "budget": Halrp.budget(),
     "bytes": Halrp.budget(8_000, warm_up=2, view="full"),
+    "prototypes": Halrp.budget(prototypes=Prototypes(width=64, unknown=0.1)),
     "growth": Halrp.budget(growth_per_task=0.5),
     "paper": Halrp.paper(),
     "official": Halrp.official(cap=7),
@@ -49,7 +51,19 @@ def test_a_method_is_recalled_from_its_settings(name: str) -> None:
 
 
 def test_every_choice_of_the_library_can_be_recalled() -> None:
-    choices = [Budget(), Exact(), Flat(), GradientNorm(), Keep(), Legacy(), LossRate(), MeanSquare(), Plain(), Prune()]
+    choices = [
+        Prototypes(),
+        Budget(),
+        Exact(),
+        Flat(),
+        GradientNorm(),
+        Keep(),
+        Legacy(),
+        LossRate(),
+        MeanSquare(),
+        Plain(),
+        Prune(),
+    ]
     assert set(KNOWN.values()) == {type(choice) for choice in (*choices, Whitened(), WarmUp(), FromProbe())}
 
 

@@ -99,7 +99,7 @@ class Prototypes:
             sums = None
             for x, y in data.train.batches(batch, None):
                 rows = _some(features, x, batch)
-                sums = sums or _Sums(self.shape(data.objective, data.width, rows.shape[1]))
+                sums = sums or Sums(self.shape(data.objective, data.width, rows.shape[1]))
                 sums.add(stored.projected(rows, base.fingerprint, sums.shape.width), _groups(data.objective, y))
             assert sums is not None
             model = sums.model()
@@ -112,7 +112,7 @@ class Prototypes:
                     logits.append(task_logits(module, data.val.call, x, delta).float().cpu())
                     targets.append(y.cpu())
         least = torch.cat(scores).double().quantile(self.unknown)
-        temperature = _temperature(torch.cat(logits), torch.cat(targets)) if logits else 1.0
+        temperature = temperature_of(torch.cat(logits), torch.cat(targets)) if logits else 1.0
         statistics = replace(model, least=float(least), temperature=temperature).stored()
         # The base's own task has no tensors in format 2.
         return replace(delta, statistics=statistics, format=PARTS_FORMAT if delta.is_base else delta.format)
@@ -142,7 +142,7 @@ def _first(data: Data, batch: int) -> Iterator[tuple[Batch, Tensor]]:
             return
 
 
-class _Sums:
+class Sums:
     """Numbers, sums and products of projected features, from which prototypes follow."""
 
     def __init__(self, shape: Shape) -> None:
@@ -194,7 +194,7 @@ def _rounded(model: TaskPrototypes) -> TaskPrototypes:
     return read
 
 
-def _temperature(logits: Tensor, targets: Tensor) -> float:
+def temperature_of(logits: Tensor, targets: Tensor) -> float:
     """The temperature at which logits (N, classes) give the least cross-entropy."""
     losses = [float(nn.functional.cross_entropy(logits / t, targets)) for t in TEMPERATURES]
     return TEMPERATURES[losses.index(min(losses))]

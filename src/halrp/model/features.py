@@ -66,6 +66,10 @@ class Features:
                 given: object = self._base.call(self._body, x)
             except _ReachedError as reached:
                 given = reached.given
+            except AttributeError:  # the model reads parameters of the head
+                if self._base.plan.head:
+                    return None
+                raise
             else:
                 if self._base.plan.head:
                     return None

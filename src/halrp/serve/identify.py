@@ -211,8 +211,8 @@ def refuse_other_objectives(deltas: Iterable[Delta]) -> None:
 def without_unknown(outputs: Tensor, found: Identified) -> Tensor:
     """Outputs of each row's best task, −inf where the row is of no task."""
     unknown = torch.tensor([name is None for name in found.tasks], device=outputs.device)
-    outputs[unknown] = -torch.inf if outputs.is_floating_point() else 0
-    return outputs
+    nothing = -torch.inf if outputs.is_floating_point() else 0
+    return outputs.masked_fill(unknown.view(-1, *[1] * (outputs.dim() - 1)), nothing)
 
 
 def answers_of(decoded: Any, found: Identified) -> Any:

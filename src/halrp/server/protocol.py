@@ -23,7 +23,8 @@ HEADER = "inference-header-content-length"
 TASK = "task"
 """The input that names a task for each row."""
 OUTPUT, LABEL, PROBABILITY = "output", "label", "probability"
-OUTPUTS = (OUTPUT, LABEL, PROBABILITY)
+OUTPUTS = (OUTPUT, LABEL, PROBABILITY, TASK)
+"""What can be asked for; the task of each row only of the model that finds it."""
 MOST_INPUTS = 32
 
 
@@ -134,7 +135,7 @@ def _outputs(facts: Mapping[str, Any]) -> dict[str, bool]:
         facts_of_output = output if isinstance(output, dict) else {}
         name = facts_of_output.get("name")
         if name not in OUTPUTS:
-            raise RequestError(400, f"there is no output {name!r}; a model has {', '.join(OUTPUTS)}")
+            raise RequestError(400, f"there is no output {name!r}; a model has {', '.join(OUTPUTS[:-1])}")
         of_output = facts_of_output.get("parameters") or {}
         wanted = of_output.get("binary_data", default) if isinstance(of_output, dict) else default
         outputs[name] = wanted is True

@@ -17,9 +17,10 @@ from halrp.model.delta import Delta
 from halrp.model.inference import normalises_by_batch
 from halrp.objectives.classification import Answer as Labels
 from halrp.serve.answers import answers
+from halrp.serve.identify import AUTO, Identified, answers_of, without_unknown
 from halrp.serve.loaded import LoadedTask
 from halrp.serve.store_predictor import StorePredictor
-from halrp.server import protocol
+from halrp.server import inferred, protocol
 from halrp.server.errors import RequestError, unknown
 from halrp.server.fusion import Fusion
 from halrp.server.inputs import InputSpec, as_batch
@@ -42,6 +43,8 @@ class Prepared:
     """Of each row."""
     tasks: Mapping[str | None, LoadedTask]
     x: Batch
+    found: Identified | None = None
+    """What the tasks of the rows were found by, if the request did not name them."""
 
     @property
     def rows(self) -> list[LoadedTask]:
@@ -51,7 +54,8 @@ class Prepared:
     @property
     def version(self) -> str:
         """Of the model that was asked for."""
-        return self.tasks[self.names[0]].version if self.request.tasks is None else ""
+        named = self.request.tasks is None and self.found is None
+        return self.tasks[self.names[0]].version if named else ""
 
 
 class Service:
@@ -69,6 +73,12 @@ class Service:
         request = protocol.parse(body, header, self.limits.text)
         if request.rows > self.limits.rows:
             raise RequestError(413, f"the request has {request.rows} rows; this server takes {self.limits.rows}")
+        if inferred.is_inferred(self.predictor, access, model):
+            x = as_batch(request.inputs, self.inputs)
+            found = inferred.identified(self.predictor, access, request, version, x)
+            return Prepared(request, model, found.best, self._select(access, found.best), x, found)
+        if TASK in request.outputs:
+            raise RequestError(400, f"only the model {AUTO!r} has an output `{TASK}`")
         names: list[str | None] = [_task(model)] * request.rows
         if request.tasks is not None:
             if model != BASE or version is not None:
@@ -85,10 +95,15 @@ class Service:
 
     def encode(self, prepared: Prepared, outputs: Tensor) -> tuple[bytes, int | None]:
         """The body of the answer, and the length of its JSON if bytes follow."""
-        asked, given = prepared.request.outputs, dict[str, Tensor | list[str]]()
+        asked, given = dict(prepared.request.outputs), dict[str, Tensor | list[str]]()
+        if prepared.found is not None:
+            outputs = without_unknown(outputs, prepared.found)
+            asked = {TASK: False} | asked
+            given[TASK] = [name or "" for name in prepared.found.tasks]
         if LABEL in asked or PROBABILITY in asked:
             labels = self._labels(prepared, outputs)
-            given = {LABEL: [str(label) for label in labels.labels], PROBABILITY: labels.probabilities}
+            given |= {LABEL: ["" if label is None else str(label) for label in labels.labels]}
+            given |= {PROBABILITY: labels.probabilities}
         given[OUTPUT] = outputs
         chosen = {name: given[name] for name in asked}
         return Answer(prepared.model, prepared.version, chosen, prepared.request.id).encode(asked)
@@ -98,7 +113,7 @@ class Service:
         decoded = answers(deltas.__getitem__, outputs, list(prepared.names))
         if not isinstance(decoded, Labels):
             raise RequestError(400, f"only classifications have {LABEL} and {PROBABILITY}; ask for {OUTPUT!r}")
-        return decoded
+        return decoded if prepared.found is None else answers_of(decoded, prepared.found)
 
     def _select(self, access: Access, names: Sequence[str | None]) -> Mapping[str | None, LoadedTask]:
         """Tasks by name; one that the client may not see is answered as one that is not there."""
@@ -121,11 +136,15 @@ class Service:
 
     def metadata(self, access: Access, model: str, version: str | None) -> dict[str, Any]:
         """What a model takes and gives."""
-        task = self.loaded(access, model, version)
         inputs = [spec.metadata for spec in self.inputs]
+        datatype = NAMES[next(self.predictor.base.module.parameters()).dtype]
+        if version is None and inferred.is_inferred(self.predictor, access, model):
+            inferred.candidates(self.predictor, access)
+            return inferred.metadata(inputs, datatype)
+        task = self.loaded(access, model, version)
         if model == BASE and inputs:
             inputs.append({"name": TASK, "datatype": "BYTES", "shape": [-1], "parameters": {"optional": True}})
-        outputs = _outputs(task.delta, NAMES[next(self.predictor.base.module.parameters()).dtype])
+        outputs = _outputs(task.delta, datatype)
         return {"name": model, "versions": [task.version], "platform": "halrp", "inputs": inputs, "outputs": outputs}
 
     def loaded(self, access: Access, model: str, version: str | None) -> LoadedTask:
