@@ -5,13 +5,14 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 
-.PHONY: demo test check format slow lowest flaky reliability mutation bench package wheels release clean
+.PHONY: demo test check format slow lowest docs flaky reliability mutation bench package wheels release clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    ten tasks on real digits, four methods, one table (about a minute)"
 	@echo "make test    format, lint, types and tests"
 	@echo "make slow    the long tests"
+	@echo "make docs    the site, in build/site; warnings are errors"
 	@echo "make lowest  the tests with the oldest packages that pyproject.toml admits"
 	@echo "make package  source distribution and wheel in dist/, checked as an index checks them"
 	@echo "make wheels  the wheel in an empty environment for each extra"
@@ -54,6 +55,10 @@ lowest:
 	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
 	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt -e '.[dev]'
 	.venv-lowest/bin/python -m pytest -n 2 -m "not slow" --ignore=tests/lab/report/test_browser.py
+
+docs: .venv/dev
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/site
+	@echo "open build/site/index.html"
 
 package: .venv/dev
 	rm -rf dist

@@ -74,7 +74,7 @@ def test_the_workflow_tests_every_python_that_the_project_names() -> None:
     assert PROJECT["requires-python"] == f">={versions[0]}"
 
 
-@pytest.mark.parametrize("job", ["test", "pinned", "lowest", "documents", "build"])
+@pytest.mark.parametrize("job", ["test", "pinned", "lowest", "documents", "site", "build"])
 def test_jobs_run_commands_that_exist(job: str) -> None:
     steps = yaml_of(".github/workflows/ci.yml")["jobs"][job]["steps"]
     commands = [step["run"] for step in steps if "run" in step]

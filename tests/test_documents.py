@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import any_task, file_parts, serve_store
+from benchmarks import any_task, file_parts, method_pictures, serve_store
+from benchmarks.pretrained import picture
 from benchmarks.pretrained import table as pretrained
 from halrp.lab.report import documents
 
@@ -65,3 +66,21 @@ def test_the_table_of_text_tenants_is_that_of_its_record() -> None:
         shares = f"{100 * row['accuracy']:.1f} | {100 * row['head alone']:.1f}"
         line = f"| {row['tenant']} | {row['classes']} | {row['train']} | {row['test']} | {shares} | {row['bytes']:,} |"
         assert line in shown, line
+
+
+def test_the_leaderboard_and_its_picture_are_those_of_their_records() -> None:
+    made = picture.parts(ROOT / "results" / "pretrained")
+    for name in picture.DOCUMENTS:
+        text = (ROOT / name).read_text("utf-8")
+        assert documents.filled(text, made) == text, f"{name} is stale; run: python -m benchmarks.pretrained table"
+        assert all(f"<!-- begin {part} -->" in text for part in made)
+    drawn = (ROOT / "docs" / "figures" / "pretrained.svg").read_text("utf-8")
+    assert drawn == picture.figure(ROOT / "results" / "pretrained"), "run: python -m benchmarks.pretrained table"
+
+
+def test_the_pictures_of_the_method_are_those_of_their_record() -> None:
+    shown = (ROOT / "docs" / "method.md").read_text("utf-8")
+    for name, content in method_pictures.pictures(json.loads(method_pictures.RECORD.read_text("utf-8"))).items():
+        drawn = (ROOT / "docs" / "figures" / name).read_text("utf-8")
+        assert drawn == content, f"{name} is stale; run: python -m benchmarks.method_pictures draw"
+        assert f"(figures/{name})" in shown

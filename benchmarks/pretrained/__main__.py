@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 import benchmarks.pretrained as package
-from benchmarks.pretrained import table
+from benchmarks.pretrained import picture, table
 from benchmarks.pretrained.domain import Domain
 from benchmarks.pretrained.measure import Run
 from benchmarks.pretrained.methods import methods
@@ -23,6 +23,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     if options.command == "table":
         table.write(options.results, options.document)
+        picture.write(options.results, options.document.parent.parent)
         return
     torch.set_num_threads(1)
     domain = _domain(options)

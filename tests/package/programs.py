@@ -61,13 +61,13 @@ assert "Smallest budget" in halrp("explain", "my_models:build")
 assert "ewc" in halrp("methods")
 Path("records").mkdir()
 assert halrp("data", "list") and halrp("streams") and halrp("backbones") and halrp("presets")
-for command, package, extra in (
-    (("results", "records"), "pandas", "lab"),
-    (("serve", "store", "--model", "my_models:build"), "starlette", "serve"),
-    (("run", "--method", "be", "--stream", "digits", "--backbone", "digits-net"), "scikit-learn", "lab"),
+for command, extra in (
+    (("results", "records"), "lab"),
+    (("serve", "store", "--model", "my_models:build"), "serve"),
+    (("run", "--method", "be", "--stream", "digits", "--backbone", "digits-net"), "lab"),
 ):
     text = halrp(*command, code=2)
-    assert text == f"halrp: this command needs {package}; run: pip install 'halrp[{extra}]'\\n", text
+    assert text.startswith("halrp: this command needs ") and text.endswith(f"'halrp[{extra}]'\\n"), text
 onnx = ("export", "store", "left", "-o", "left.onnx", "--model", "my_models:build", "--input", "1,8")
 assert "run: pip install 'halrp[onnx]'" in halrp(*onnx, code=2)
 """

@@ -1,6 +1,7 @@
 """Walks the checklist of a release and publishes nothing: `make release`.
 
-`python -m tests.package.release --skip tests` leaves the longest step out. Every step is run, also after one that fails; what a person then types stands at the end.
+`python -m tests.package.release --skip tests` leaves the longest step out. Every step is run, also after one
+that fails; what a person then types stands at the end.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from packaging.version import Version
 
 from halrp import __version__
 from tests.package import signatures, wheels
+from tests.package.programs import PROGRAMS
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -101,13 +103,13 @@ def package() -> str:
         wheel = wheels.build(folder)
         files = sorted(map(str, (folder / "dist").iterdir()))
         _passed(sys.executable, "-m", "twine", "check", "--strict", *files)
-        core = wheels.core(wheel, folder)
-        for extra in wheels.PROGRAMS:
+        needed = wheels.needed_packages(folder)
+        for extra in PROGRAMS:
             try:
-                wheels.check(wheel, core, extra, folder)
+                wheels.check(wheel, needed, extra, folder)
             except AssertionError as error:
                 raise NotDoneError(f"halrp[{extra}]: {str(error).strip().splitlines()[-1]}") from error
-    return f"{wheel.name}, {len(wheels.PROGRAMS) - 1} extras"
+    return f"{wheel.name}, {len(PROGRAMS) - 1} extras"
 
 
 STEPS: dict[str, Callable[[], str]] = {

@@ -26,7 +26,6 @@ MODULES = (
     "halrp.lab.streams",
     "halrp.objectives",
     "halrp.sklearn",
-    "halrp.tools.budgets",
     "halrp.tools.inspect",
     "halrp.tools.onnx_family",
     "halrp.tools.verify",

@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from halrp import __version__
 from halrp.cli.extras import PACKAGES
 from tests.package import signatures, wheels
+from tests.package.programs import PROGRAMS
 from tests.test_development import PROJECT, ROOT, pinned
 
 SETUP = runpy.run_path(str(ROOT / "setup.py"), run_name="setup")
@@ -64,7 +65,7 @@ def test_addresses_of_the_project_are_made_from_one_setting() -> None:
 
 
 def test_every_extra_has_a_program_that_shows_it_working() -> None:
-    assert sorted(filter(None, wheels.PROGRAMS)) == [extra for extra in EXTRAS if extra != "dev"]
+    assert sorted(filter(None, PROGRAMS)) == [extra for extra in EXTRAS if extra != "dev"]
 
 
 def test_dev_has_every_other_extra() -> None:
@@ -125,6 +126,6 @@ def test_the_lock_of_the_development_environment_has_everything_that_it_needs() 
 @pytest.mark.slow
 def test_every_extra_works_in_an_empty_environment(tmp_path: Path) -> None:
     built = wheels.build(tmp_path)
-    core = wheels.core(built, tmp_path)
-    for extra in wheels.PROGRAMS:
-        wheels.check(built, core, extra, tmp_path)
+    needed_here = wheels.needed_packages(tmp_path)
+    for extra in PROGRAMS:
+        wheels.check(built, needed_here, extra, tmp_path)

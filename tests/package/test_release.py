@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from halrp import __version__
 from tests.package import release
 
 
@@ -35,5 +36,5 @@ def test_a_changelog_with_unreleased_entries_is_not_ready(monkeypatch: pytest.Mo
 
 
 def test_the_steps_that_read_the_tree_agree_with_the_tree_now() -> None:
-    assert release.citation().startswith(release.__version__)
+    assert release.citation().startswith(__version__)
     assert release.frozen_signatures().endswith("lines")

@@ -1,7 +1,7 @@
 """Builds the wheel and installs it in empty environments, one for each extra: `python -m tests.package.wheels`.
 
-An environment has what pip installs for that extra and nothing else, in the versions of constraints.txt. Torch is
-large, so it is installed once, with the core, and the environments of extras read it from there.
+An environment has what pip installs for that extra and nothing else, in the versions of constraints.txt. What
+the library needs without any extra is large, so it is installed once, and the other environments read it from there.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,23 +84,21 @@ class Environment:
         return run([str(self.bin / command[0]), *command[1:]], folder, PATH=path, VIRTUAL_ENV=str(self.folder))
 
 
-def check(wheel: Path, core: Environment, extra: str, folder: Path) -> str:
+def check(wheel: Path, needed: Environment, extra: str, folder: Path) -> str:
     """Install the wheel with an extra in an empty environment, run the extra's program there, and return its output."""
     work = folder / f"work-{extra or 'core'}"
     work.mkdir()
-    environment = core
-    if extra:
-        environment = Environment.create(folder / f"env-{extra}", beside=core)
-        environment.install(f"{wheel}[{extra}]")
+    environment = Environment.create(folder / f"env-{extra or 'core'}", beside=needed)
+    environment.install(f"{wheel}[{extra}]" if extra else str(wheel))
     environment.run("pip", "check", folder=work)
     (work / "program.py").write_text(PROGRAMS[extra])
     return environment.run("python", "-W", "ignore", "program.py", folder=work)
 
 
-def core(wheel: Path, folder: Path) -> Environment:
-    """An environment with the wheel and what it needs without any extra."""
-    made = Environment.create(folder / "env-core")
-    made.install(str(wheel))
+def needed_packages(folder: Path) -> Environment:
+    """An environment with what the library needs without any extra, and without the library."""
+    made = Environment.create(folder / "env-needed")
+    made.install(*tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"])
     return made
 
 
@@ -112,9 +111,9 @@ def main() -> None:
         folder = Path(temporary)
         wheel = build(folder)
         print(f"built {wheel.name}")
-        base = core(wheel, folder)
+        needed = needed_packages(folder)
         for extra in ["", *(chosen or filter(None, PROGRAMS))]:
-            check(wheel, base, extra, folder)
+            check(wheel, needed, extra, folder)
             print(f"halrp[{extra}]: works" if extra else "halrp: works")
 
 

@@ -180,10 +180,10 @@ def checksum(plot: Plot, title: str) -> str:
 
 
 def filled(text: str, parts: dict[str, Callable[[], str]]) -> str:
-    """A document with every part between its comments written again."""
+    """A document with every one of these parts written again between its comments; others stay as they are."""
 
     def write(match: re.Match[str]) -> str:
-        return f"{match[1]}\n{parts[match[2]]()}\n{match[3]}"
+        return f"{match[1]}\n{parts[match[2]]()}\n{match[3]}" if match[2] in parts else match[0]
 
     return re.sub(r"(<!-- begin ([\w-]+) -->)\n.*?(<!-- end \2 -->)", write, text, flags=re.DOTALL)
 
