@@ -19,6 +19,9 @@ BACKBONES: dict[str, BackboneEntry] = {
     "digits-net": BackboneEntry(
         "halrp.lab.backbones.digits_net:DigitsNet", "DigitsNet", "a small convolutional network for 8×8 images"
     ),
+    "series-net": BackboneEntry(
+        "halrp.lab.backbones.series_net:SeriesNet", "SeriesNet", "a small convolutional network for series"
+    ),
     "efficientnet-lite0": BackboneEntry(
         "halrp.lab.backbones.efficientnet:efficientnet_lite0",
         "EfficientNet-Lite0",

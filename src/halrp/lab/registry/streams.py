@@ -17,6 +17,7 @@ STREAMS: dict[str, StreamEntry] = {
         10,
         ("cifar100",),
         "published",
+        variants={"pretrained": "halrp.lab.streams.for_pretrained:load_split"},
     ),
     "cifar100-superclass": StreamEntry(
         "halrp.lab.streams.cifar100:load_superclass",
@@ -27,6 +28,7 @@ STREAMS: dict[str, StreamEntry] = {
         5,
         ("cifar100",),
         "published",
+        variants={"pretrained": "halrp.lab.streams.for_pretrained:load_superclass"},
     ),
     "cifar100-20": StreamEntry(
         "halrp.lab.streams.cifar100:load_20",
@@ -67,6 +69,7 @@ STREAMS: dict[str, StreamEntry] = {
         10,
         ("cifar10", "mnist", "svhn", "fashion-mnist", "notmnist"),
         "published",
+        variants={"pretrained": "halrp.lab.streams.for_pretrained:load_five"},
     ),
     "omniglot-rotation": StreamEntry(
         "halrp.lab.streams.omniglot:load",
@@ -78,7 +81,10 @@ STREAMS: dict[str, StreamEntry] = {
         ("omniglot",),
         "published",
         by_identity="sequential",
-        variants={"drawings": "halrp.lab.streams.omniglot:load_drawings"},
+        variants={
+            "pretrained": "halrp.lab.streams.for_pretrained:load_omniglot",
+            "drawings": "halrp.lab.streams.omniglot:load_drawings",
+        },
     ),
     "tinyimagenet-20": StreamEntry(
         "halrp.lab.streams.tinyimagenet:load_20",
@@ -101,6 +107,52 @@ STREAMS: dict[str, StreamEntry] = {
         ("tinyimagenet",),
         "published",
         variants={"swapped": "halrp.lab.streams.tinyimagenet:load_40_swapped"},
+    ),
+    "sites": StreamEntry(
+        "halrp.lab.streams.sites:load",
+        "Sites",
+        "twelve sources of images, a few of each class",
+        None,
+        12,
+        10,
+        ("svhn", "mnist", "notmnist", "cifar10", "tinyimagenet"),
+        "drawn",
+    ),
+    "digit-sites": StreamEntry(
+        "halrp.lab.streams.sites:load_digits",
+        "Digit-Sites",
+        "the same ten digits from four sources of images",
+        None,
+        4,
+        10,
+        ("mnist", "svhn"),
+        "drawn",
+    ),
+    "tenants": StreamEntry(
+        "halrp.lab.streams.tenants:load",
+        "Tenants",
+        "descriptions of Debian's packages by section",
+        None,
+        8,
+        0,
+        (),
+        "drawn",
+    ),
+    "corpora": StreamEntry(
+        "halrp.lab.streams.tenants:load_corpora",
+        "Corpora",
+        "newsgroups, newswires, news and sentences, from packages of the registry",
+        None,
+        12,
+        0,
+        (),
+        "drawn",
+    ),
+    "tabular": StreamEntry(
+        "halrp.lab.streams.tabular:load", "Tabular", "five tables of scikit-learn", None, 5, 0, (), "drawn"
+    ),
+    "sensors": StreamEntry(
+        "halrp.lab.streams.sensors:load", "Sensors", "six sets of series of measurements", None, 6, 0, (), "drawn"
     ),
 }
 """By the name of the benchmark, without a variant."""

@@ -12,7 +12,7 @@ from halrp.lab.records import frames
 from halrp.lab.records.frames import Frame
 from halrp.lab.records.loading import Problem
 from halrp.lab.records.schema import Record
-from halrp.lab.report import figures_ablation, figures_accuracy, figures_size, figures_time, paper
+from halrp.lab.report import answer, figures_ablation, figures_accuracy, figures_size, figures_time, paper
 from halrp.lab.report.comparison import comparison
 from halrp.lab.report.page import LeftOut, MadeFrom, Section
 from halrp.lab.report.pairing import percent
@@ -57,6 +57,7 @@ def build(records: Iterable[Record]) -> tuple[Section, ...]:
     """The sections of a report; one without parts is left out."""
     study = Study.of(records)
     sections = (
+        Section("answer", "Which method, how large, how sure", parts=answer.tables(study)),
         Section("setups", "What was run", parts=(setups(study),)),
         Section("paper", "Beside the paper", parts=beside_paper(study.groups)),
         Section("accuracy", "Accuracy", parts=figures_accuracy.figures(study)),

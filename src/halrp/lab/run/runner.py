@@ -27,7 +27,7 @@ from halrp.lab import backbones, methods, registry, streams
 from halrp.lab.methods.features import Saved
 from halrp.lab.records import schema
 from halrp.lab.records.schema import UNFINISHED, read, without_times
-from halrp.lab.run import memory
+from halrp.lab.run import inferred, memory
 from halrp.lab.run.cell import Cell
 from halrp.lab.run.environment import environment
 from halrp.lab.run.state import Row, RunState, fingerprint
@@ -141,6 +141,8 @@ def run(
         last = position == len(stream) - 1
         ready = last or not method.joint
         rows.append(_row(position, task) | (_measure(method, accuracies, task) if ready else {}) | costs)
+        if last:
+            rows[-1] |= inferred.measure(method, stream)
         if state is not None and ready and not last:
             state.save(method, rows, fingerprints)
         yield rows[position]

@@ -6,6 +6,7 @@ of their packages and are never copied. Other releases have other texts.
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 
@@ -27,6 +28,7 @@ SECTIONS = DEV | HELD_OUT
 """The sections of each task. No section is in two tasks."""
 
 
+@functools.cache
 def descriptions() -> dict[str, list[str]]:
     """The descriptions of each section's packages, sorted and without repetitions."""
     try:

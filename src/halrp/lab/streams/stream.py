@@ -17,7 +17,10 @@ from halrp.text import is_encodable
 
 
 class Split(NamedTuple):
-    """Examples and their labels: `x` float32, (examples, channels, height, width); `y` int64 in 0 … classes−1."""
+    """Examples and their labels: `y` int64 in 0 … classes−1.
+
+    `x` are images, float32 (examples, channels, height, width), or texts, token ids int64 (examples, tokens).
+    """
 
     x: Tensor
     y: Tensor
@@ -87,8 +90,10 @@ class Stream(Sequence[Task]):
     identities: tuple[int, ...]
     make: Callable[[int], Task]
     """Make the task of an identity; a pure function."""
-    shape: tuple[int, int, int]
-    """The shape of an image: channels, height, width."""
+    shape: tuple[int, ...]
+    """The shape of an example: channels, height and width of an image, or the tokens of a text."""
+    same_classes: bool = False
+    """Whether all tasks have the same classes, in other domains."""
 
     def __len__(self) -> int:
         return len(self.identities)

@@ -1,0 +1,116 @@
+"""Streams of sites: each task is another source of images, with 20 to 200 examples of a class.
+
+`sites` has twelve tasks of ten classes: house numbers (SVHN), handwritten digits (MNIST), letters of fonts (notMNIST),
+objects (CIFAR-10), and eight parts of TinyImageNet with the classes 0–9, 10–19, … 70–79. `digit-sites` has the same ten
+digits from four sources: MNIST, MNIST in black on white, SVHN, and the 8×8 scans that come with scikit-learn.
+
+Of each class 200 images are in use with a fraction of 1, a fifth of which validates: 160 and 40, or 20 and 5 with a
+fraction of 0.125. Up to 100 images of a class test. All are 3×64×64, normalised as networks for ImageNet expect.
+"""
+
+from __future__ import annotations
+
+from os import PathLike
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from halrp.lab.data import Images, LoadedDataSet, read
+from halrp.lab.streams.few import Parts, few
+from halrp.lab.streams.pixels import IMAGENET, resized
+from halrp.lab.streams.pixels import split as split_of
+from halrp.lab.streams.protocol import class_names, drawn_orders, identities_of, name_of
+from halrp.lab.streams.stream import Split, Stream, Task
+
+SIDE = 64
+MOST, TESTED = 200, 100
+SCANS = "scans"
+
+
+class Site(NamedTuple):
+    """Where the images of a task come from."""
+
+    task: str
+    data_set: str
+    classes: range = range(10)
+    inverted: bool = False
+
+
+SITES = (
+    Site("svhn", "svhn"),
+    Site("mnist", "mnist"),
+    Site("notmnist", "notmnist"),
+    Site("cifar10", "cifar10"),
+    *(Site(f"tinyimagenet-{10 * i}-{10 * i + 9}", "tinyimagenet", range(10 * i, 10 * i + 10)) for i in range(8)),
+)
+DIGIT_SITES = (
+    Site("mnist", "mnist"),
+    Site("mnist-inverted", "mnist", inverted=True),
+    Site("svhn", "svhn"),
+    Site(SCANS, SCANS),
+)
+
+
+def load(order: str, seed: int, fraction: float, data: str | PathLike[str] | None = None) -> Stream:
+    """Load `sites`."""
+    return _load("sites", SITES, order, seed, fraction, data)
+
+
+def load_digits(order: str, seed: int, fraction: float, data: str | PathLike[str] | None = None) -> Stream:
+    """Load `digit-sites`, whose tasks have the same classes."""
+    return _load("digit-sites", DIGIT_SITES, order, seed, fraction, data, same_classes=True)
+
+
+def _load(
+    name: str,
+    sites: tuple[Site, ...],
+    order: str,
+    seed: int,
+    fraction: float,
+    data: str | PathLike[str] | None,
+    same_classes: bool = False,
+) -> Stream:
+    identities = identities_of(name, drawn_orders(len(sites)), order)
+    sets = {site.data_set: read(site.data_set, data) for site in sites if site.data_set != SCANS}
+
+    def make(identity: int) -> Task:
+        site = sites[identity]
+        data_set = sets.get(site.data_set)
+        train, test = (_scans(),) * 2 if data_set is None else _parts(data_set)
+        apart = None if train is test else test.labels
+        drawn = few(
+            f"{name} {site.task}", train.labels, site.classes, seed, fraction, most=MOST, tested=TESTED, test=apart
+        )
+        names = class_names(data_set, site.classes) if data_set is not None else tuple(map(str, site.classes))
+        splits = _splits(site, train, test, drawn)
+        return Task(site.task, identity, len(site.classes), *splits, class_names=names, normal=IMAGENET)
+
+    return Stream(name_of(name, *sets.values()), order, seed, fraction, identities, make, (3, SIDE, SIDE), same_classes)
+
+
+def _splits(site: Site, train: Images, test: Images, drawn: Parts) -> list[Split]:
+    def change(x: torch.Tensor) -> torch.Tensor:
+        x = resized(255 - x if site.inverted else x, SIDE)
+        return x.expand(-1, 3, -1, -1)
+
+    sources = (train, train, test)
+    return [
+        split_of(source, np.sort(chosen), site.classes, IMAGENET, change)
+        for source, chosen in zip(sources, drawn, strict=True)
+    ]
+
+
+def _parts(data_set: LoadedDataSet) -> tuple[Images, Images]:
+    """The images that train and those that test; the same where a set has no part for tests."""
+    if "all" in data_set.parts:
+        return (data_set.parts["all"],) * 2
+    return data_set.parts["train"], data_set.parts["test" if "test" in data_set.parts else "val"]
+
+
+def _scans() -> Images:
+    from sklearn.datasets import load_digits  # slow to import, and no other site needs it
+
+    bunch = load_digits()
+    images = np.round(bunch.images * (255 / 16)).astype(np.uint8)[..., None]
+    return Images(images, bunch.target.astype(np.int64))
