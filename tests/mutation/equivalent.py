@@ -15,6 +15,10 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "halrp.model.codec": {
         "comparison: scale > 0 → scale >= 0": "a row of zeros becomes 0/0, which is 0 as int8 on the machines we have",
     },
+    "halrp.model.int4": {
+        "comparison: scale > 0 → scale >= 0": "a group of zeros becomes 0/0, which is 0 as int8 on the machines we have",
+        "constant: 1 → 2": "what a group of zeros is divided by, as only they have the scale 0",
+    },
     "halrp.method.allocate": {
         "condition: if TYPE_CHECKING: → if True:": "an import for annotations happens",
         "deletion: Integers = NDArray[np.int64] → pass": _ANNOTATION,
