@@ -14,22 +14,26 @@ is left out, since it would be alone in its topic.
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import safetensors.torch
 import torch
 from torch import Tensor
 
-from benchmarks.pretrained.features import features
+from benchmarks.pretrained.features import _identity, features
 from benchmarks.pretrained.text import Text
 from benchmarks.pretrained.vision import CLASSES, SIDE, Vision, _images
 from halrp import seeding
 from halrp.lab.backbones import minilm
 from halrp.lab.backbones.weights import refuse_other_content
+from halrp.lab.directories import cache_directory
 from halrp.lab.reference import load_reference
 from halrp.lab.streams.pixels import IMAGENET, normalised, resized, taken
+from halrp.store import atomic
 
 TOPICS = {
     "computers": (
@@ -85,8 +89,7 @@ def images(name: str, data: Path | None) -> FeatureStream:
     """`cifar100-split` or `cifar100-superclass`."""
     split = load_reference("task_orders")["cifar100_split_classes"]
     tasks = [split[k] for k in sorted(split, key=int)] if name == "cifar100-split" else list(CLASSES.values())
-    learned, test = ([_of_class(part, c, data) for c in range(100)] for part in ("train", "test"))
-    return _stream(name, Vision.network, tasks, learned, test)
+    return _stream(name, Vision.network, tasks, list(_of_classes("train", data)), list(_of_classes("test", data)))
 
 
 def newsgroups(folder: Path) -> FeatureStream:
@@ -98,6 +101,26 @@ def newsgroups(folder: Path) -> FeatureStream:
 
 
 @functools.cache
+def _of_classes(part: str, data: Path | None) -> Tensor:
+    """Features (100, images, width) of all classes, cached by the content of images and network."""
+    path = cached_file(part, data)
+    if path.exists():
+        return safetensors.torch.load(path.read_bytes())["features"]
+    made = torch.stack([_of_class(part, label, data) for label in range(100)])
+    atomic.write(path, safetensors.torch.save({"features": made}))
+    return made
+
+
+def cached_file(part: str, data: Path | None) -> Path:
+    """Where the features of CIFAR-100's training or test images are cached."""
+    source = _images(data).parts[part]
+    digest = hashlib.sha256(np.ascontiguousarray(source.images).data)
+    digest.update(np.ascontiguousarray(source.labels).data)
+    return (
+        cache_directory() / "features" / f"{_identity(Vision(data))[:16]}-{SIDE}-{digest.hexdigest()[:32]}.safetensors"
+    )
+
+
 def _of_class(part: str, label: int, data: Path | None) -> Tensor:
     source = _images(data).parts[part]
     x = normalised(resized(taken(source, np.flatnonzero(source.labels == label)), SIDE), IMAGENET)

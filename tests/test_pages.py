@@ -17,7 +17,7 @@ from halrp import Learner, explain
 DOCS = Path(__file__).parent.parent / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([\w./-]*)(?:#([\w-]+))?\)")
-PAGES = ("guide.md", "serving.md", "tasks.md", "training.md", "transformers.md", "vision.md")
+PAGES = ("guide.md", "identify.md", "serving.md", "tasks.md", "training.md", "transformers.md", "vision.md")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,6 +41,12 @@ def run(
         for number, block in enumerate(blocks):
             exec(compile(block, f"{page}, block {number + 1}", "exec", dont_inherit=True), names)
     return names
+
+
+def test_the_page_on_finding_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = run("identify.md", tmp_path, monkeypatch)
+    assert all(len(delta.statistics) == 3 for delta in names["learner"].tasks.values())
+    assert names["found"].left_out == ()
 
 
 def test_the_page_on_kinds_of_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,3 +82,4 @@ def _tensors(delta: Delta) -> Iterator[Tensor]:
     for coded in held(delta.coded).values():
         yield from coded.parts.values()
     yield from held(delta.plain).values()
+    yield from held(delta.statistics).values()

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from halrp.lab.records.loading import load
 from halrp.lab.registry import METHODS
+from halrp.lab.report.documents.identify import identify_table, shapes_table, unknown_table, worths_table
 from halrp.lab.report.documents.methods import (
     BenchmarkStudy,
     demo_table,
@@ -89,6 +90,7 @@ BY_SIZE = tuple(name for name, entry in METHODS.items() if entry.compared_by_siz
 """Methods whose accuracy is compared by their bytes."""
 DOCUMENTS = (
     "README.md",
+    "docs/identify.md",
     "docs/results.md",
     "docs/scaling.md",
     "docs/worth.md",
@@ -119,6 +121,10 @@ def parts(root: Path) -> dict[str, Callable[[], str]]:
         "worth": partial(correlations_table, benchmarks / "worth.json"),
         "bytes": partial(bytes_table, benchmarks / "bytes.json"),
         "entropy": partial(entropy_table, benchmarks / "entropy.json"),
+        "identify": partial(identify_table, benchmarks / "identify.json"),
+        "identify-unknown": partial(unknown_table, benchmarks / "identify.json"),
+        "identify-shapes": partial(shapes_table, benchmarks / "identify.json"),
+        "identify-worths": partial(worths_table, benchmarks / "identify.json"),
         "decoding": partial(decoding_table, benchmarks / "decode.json"),
         "times": partial(times_table, benchmarks / "time_per_task.json"),
         "statistics": partial(statistics_table, root / "statistics", split, root / "cifar100-superclass-5"),
