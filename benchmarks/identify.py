@@ -158,7 +158,7 @@ def ridge(stream: FeatureStream, feature: Callable[[Tensor], Tensor]) -> tuple[S
 
 
 def together(scores: Tensor, task: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Sums of scores over so many rows of one task, drawn without putting back, and the task of each."""
+    """Sums of scores over a number of rows of one task, drawn without putting back, and the task of each."""
     sums, owners = [], []
     for owner in task.unique().tolist():
         mine = scores[task == owner]
@@ -261,14 +261,14 @@ def rows_of(stream: FeatureStream) -> tuple[list[dict[str, Any]], dict[str, Any]
         ("ridge", plain, 4 * width * mean),
         ("projected ridge", units, 4 * RANDOM_UNITS * mean),
     ):
-        found = measured(stream, test, by_classes(count, scores), heads, classes=scores)
-        cells.append({"method": name, "bytes": round(size)} | found)
+        rates = measured(stream, test, by_classes(count, scores), heads, classes=scores)
+        cells.append({"method": name, "bytes": round(size)} | rates)
     facts = {"stream": stream.name, "network": stream.network, "tasks": len(count), "classes": list(count)}
     choices = facts | {
         "examples": {n: len(getattr(stream, n).y) for n in ("train", "val", "test")},
         "shapes": [
-            {"width": s.width, "directions": s.directions, "bytes": added_bytes(s), "task 1": found}
-            for found, s, _ in tried
+            {"width": s.width, "directions": s.directions, "bytes": added_bytes(s), "task 1": rates}
+            for rates, s, _ in tried
         ],
         "chosen": {"width": shape.width, "directions": shape.directions},
         "worths": worths,
@@ -289,14 +289,14 @@ def main() -> None:
     streams += [newsgroups(options.newsgroups)] if options.newsgroups else []
     rows, choices = [], []
     for stream in streams:
-        found, chosen = rows_of(stream)
-        rows += found
+        rates, chosen = rows_of(stream)
+        rows += rates
         choices.append(chosen)
-        for row in found:
+        for row in rates:
             print(json.dumps(row), flush=True)
         print(json.dumps(chosen), flush=True)
     if options.json is not None:
-        what = {
+        settings = {
             "limit": LIMIT,
             "worth": WORTH,
             "reranked": RERANKED,
@@ -304,7 +304,9 @@ def main() -> None:
             "head examples": HEAD_EXAMPLES,
             "unknown": UNKNOWN,
         }
-        options.json.write_text(json.dumps({"what": what, "choices": choices, "rows": rows}, indent=1) + "\n", "utf-8")
+        options.json.write_text(
+            json.dumps({"what": settings, "choices": choices, "rows": rows}, indent=1) + "\n", "utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def run(
 def test_the_page_on_finding_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = run("identify.md", tmp_path, monkeypatch)
     assert all(len(delta.statistics) == 3 for delta in names["learner"].tasks.values())
-    assert names["found"].left_out == ()
+    assert names["result"].left_out == ()
 
 
 def test_the_page_on_kinds_of_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,8 +31,8 @@ class Predictions(Managed):
         """
         x = self._committed.body.prepare_inputs(check_predict(x, task, batch))
         if task == AUTO and AUTO not in self.tasks:
-            found = self.identify(x, top=1, batch=batch)
-            return without_unknown(self.predict(x, found.best, batch), found)
+            identified = self.identify(x, top=1, batch=batch)
+            return without_unknown(self.predict(x, identified.best, batch), identified)
         with torch.no_grad(), naming_inputs(x):
             if task is None or isinstance(task, str):
                 return self._committed.predictor.predict(x, task, batch)
@@ -45,8 +45,8 @@ class Predictions(Managed):
         one for each row. With "auto", the label, or the answer, of a row of no task is None.
         """
         if task == AUTO and AUTO not in self.tasks:
-            found = self.identify(x, top=1, batch=batch)
-            return answers_of(self.answer(x, found.best, batch), found)
+            identified = self.identify(x, top=1, batch=batch)
+            return answers_of(self.answer(x, identified.best, batch), identified)
         return answers(self._committed.predictor.delta, self.predict(x, task, batch), task)
 
     def identify(

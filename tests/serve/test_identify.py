@@ -52,8 +52,8 @@ def folder(source: Learner, tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def share(found: tuple[str | None, ...], name: str) -> float:
-    return sum(task == name for task in found) / len(found)
+def share(identified: tuple[str | None, ...], name: str) -> float:
+    return sum(task == name for task in identified) / len(identified)
 
 
 # ---- who is found -----------------------------------------------------------------------------------------------
@@ -61,12 +61,12 @@ def share(found: tuple[str | None, ...], name: str) -> float:
 
 @pytest.mark.parametrize("number", range(3))
 def test_rows_are_found_to_be_of_their_task(source: Learner, number: int) -> None:
-    found = source.identify(rows(number), top=2)
-    assert share(tuple(found.best), f"t{number}") > 0.9
-    assert share(found.tasks, f"t{number}") > 0.7
-    assert {len(names) for names in found.candidates} == {2}
-    assert found.scores.shape == (30, 2)
-    assert bool((found.scores[:, 0] >= found.scores[:, 1]).all())
+    identified = source.identify(rows(number), top=2)
+    assert share(tuple(identified.best), f"t{number}") > 0.9
+    assert share(identified.tasks, f"t{number}") > 0.7
+    assert {len(names) for names in identified.candidates} == {2}
+    assert identified.scores.shape == (30, 2)
+    assert bool((identified.scores[:, 0] >= identified.scores[:, 1]).all())
 
 
 def test_rows_like_no_task_are_of_none(source: Learner) -> None:
@@ -105,8 +105,8 @@ def test_the_best_few_are_compared_by_their_outputs_too(source: Learner) -> None
 
 
 def test_some_tasks_are_compared_if_they_are_named(source: Learner) -> None:
-    found = source.identify(rows(0), tasks=["t2", "t1"], top=3)
-    assert {frozenset(names) for names in found.candidates} == {frozenset(["t1", "t2"])}
+    identified = source.identify(rows(0), tasks=["t2", "t1"], top=3)
+    assert {frozenset(names) for names in identified.candidates} == {frozenset(["t1", "t2"])}
     with pytest.raises(UnknownTaskError, match="'other'"):
         source.identify(rows(0), tasks=["t1", "other"])
 
@@ -130,11 +130,11 @@ def test_what_makes_no_sense_is_refused(source: Learner, wrong: dict[str, Any], 
 
 def test_auto_is_the_task_that_is_found(source: Learner) -> None:
     x = torch.cat([rows(0)[:5], rows(1)[:5], 20 * torch.ones(1, *rows(0).shape[1:])])
-    found = source.identify(x)
+    identified = source.identify(x)
     outputs, answer = source.predict(x, "auto"), source.answer(x, "auto")
-    expected = source.predict(x, found.best)
-    assert None in found.tasks
-    for row, name in enumerate(found.tasks):
+    expected = source.predict(x, identified.best)
+    assert None in identified.tasks
+    for row, name in enumerate(identified.tasks):
         if name is None:
             assert bool((outputs[row] == -torch.inf).all())
             assert (answer.labels[row], float(answer.probabilities[row].sum())) == (None, 0.0)
@@ -166,11 +166,11 @@ def test_scores_of_a_task_are_the_same_bits_after_others_are_added() -> None:
 
 def test_a_store_and_a_copy_give_the_same_bits(source: Learner, folder: Path) -> None:
     x, predictor = rows(1), StorePredictor.open(folder, net("mlp"))
-    found = source.identify(x)
+    identified = source.identify(x)
     for other in (predictor, Learner.load(folder, net("mlp"), check=True), copy.deepcopy(source)):
         again = other.identify(x)
-        assert (again.tasks, again.candidates) == (found.tasks, found.candidates)
-        assert torch.equal(again.scores, found.scores)
+        assert (again.tasks, again.candidates) == (identified.tasks, identified.candidates)
+        assert torch.equal(again.scores, identified.scores)
     assert torch.equal(predictor.predict(x, "auto"), source.predict(x, "auto"))
     assert predictor.answer(x, "auto").labels == source.answer(x, "auto").labels
     reranked = predictor.identify(x, rerank=3)
@@ -199,8 +199,8 @@ def test_the_base_of_a_first_task_has_prototypes_too(tmp_path: Path) -> None:
     assert learner.tasks["t0"].is_base
     predictor = StorePredictor.open(tmp_path / "store", net("mlp"))
     for number in range(2):
-        found = predictor.identify(rows(number))
-        assert share(tuple(found.best), f"t{number}") > 0.8
+        identified = predictor.identify(rows(number))
+        assert share(tuple(identified.best), f"t{number}") > 0.8
     assert torch.equal(predictor.predict(rows(0), None), learner.predict(rows(0), "t0"))
     assert Learner.load(tmp_path / "store", net("mlp")).tasks["t0"].bytes == learner.tasks["t0"].bytes
 

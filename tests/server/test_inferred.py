@@ -43,10 +43,10 @@ def outputs(reply: Any) -> dict[str, Any]:
 
 def test_the_task_of_each_row_is_found_and_named(service: Service, source: tuple[Learner, Path]) -> None:
     learner, x = source[0], torch.cat([tiny_task("mlp", n)[0][:3] for n in range(3)] + [40 * torch.ones_like(X[:1])])
-    found = learner.identify(x, top=1)
-    assert len(set(found.tasks)) > 2
+    identified = learner.identify(x, top=1)
+    assert len(set(identified.tasks)) > 2
     given = outputs(asked(make_app(service), "POST", AUTO, body=infer_body(x, outputs=["output", "label"])))
-    assert given["task"]["data"] == [name or "" for name in found.tasks]
+    assert given["task"]["data"] == [name or "" for name in identified.tasks]
     answer = learner.answer(x, "auto")
     assert given["label"]["data"] == ["" if label is None else str(label) for label in answer.labels]
     numbers = torch.tensor([torch.nan if v is None else v for v in given["output"]["data"]])
@@ -60,11 +60,11 @@ def test_a_client_finds_only_tasks_that_it_may_use(service: Service, tmp_path: P
     path = tmp_path / "tokens.toml"
     tokens = {name: add_token(path, names) for name, names in {"one": ["t1"], "none": ["other"]}.items()}
     app, body = make_app(service, Tokens.load(path)), infer_body(tiny_task("mlp", 0)[0][:4])
-    one, none = ({"authorization": f"Bearer {tokens[name]}"} for name in ("one", "none"))
-    assert set(outputs(asked(app, "POST", AUTO, body=body, headers=one))["task"]["data"]) <= {"t1", ""}
-    hidden = asked(app, "POST", AUTO, body=body, headers=none)
+    of_t1, of_none = ({"authorization": f"Bearer {tokens[name]}"} for name in ("one", "none"))
+    assert set(outputs(asked(app, "POST", AUTO, body=body, headers=of_t1))["task"]["data"]) <= {"t1", ""}
+    hidden = asked(app, "POST", AUTO, body=body, headers=of_none)
     assert (hidden.status, hidden.json) == (404, {"error": "there is no model 'auto'"})
-    assert asked(app, "GET", "/v2/models/auto", headers=none).status == 404
+    assert asked(app, "GET", "/v2/models/auto", headers=of_none).status == 404
 
 
 def test_the_model_says_what_it_takes_and_gives(service: Service) -> None:

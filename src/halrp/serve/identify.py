@@ -108,10 +108,10 @@ class Identifier:
         least = torch.tensor([model.least for model in models.values()])[first]
         known = sums.gather(1, order[:, :1]).squeeze(1) / sizes >= least
         listed = [tuple(names[i] for i in row) for row in order[:, : asked.top].tolist()]
-        found = [names[i] if is_known else None for i, is_known in zip(first.tolist(), known.tolist(), strict=True)]
+        tasks = [names[i] if is_known else None for i, is_known in zip(first.tolist(), known.tolist(), strict=True)]
         of_row = group.tolist()
         return Identified(
-            tuple(found[g] for g in of_row),
+            tuple(tasks[g] for g in of_row),
             tuple(listed[g] for g in of_row),
             totals.gather(1, order[:, : asked.top])[group],
             asked.left_out,
@@ -208,19 +208,21 @@ def refuse_other_objectives(deltas: Iterable[Delta]) -> None:
             )
 
 
-def without_unknown(outputs: Tensor, found: Identified) -> Tensor:
+def without_unknown(outputs: Tensor, identified: Identified) -> Tensor:
     """Outputs of each row's best task, −inf where the row is of no task."""
-    unknown = torch.tensor([name is None for name in found.tasks], device=outputs.device)
+    unknown = torch.tensor([name is None for name in identified.tasks], device=outputs.device)
     nothing = -torch.inf if outputs.is_floating_point() else 0
     return outputs.masked_fill(unknown.view(-1, *[1] * (outputs.dim() - 1)), nothing)
 
 
-def answers_of(decoded: Any, found: Identified) -> Any:
+def answers_of(decoded: Any, identified: Identified) -> Any:
     """Answers without those of rows that are of no task: their label is None, with no probability, or they are None."""
     if not isinstance(decoded, Answer):
-        return [None if name is None else row for name, row in zip(found.tasks, decoded, strict=True)]
-    unknown = torch.tensor([name is None for name in found.tasks], device=decoded.indices.device)
-    labels = tuple(None if name is None else label for name, label in zip(found.tasks, decoded.labels, strict=True))
+        return [None if name is None else row for name, row in zip(identified.tasks, decoded, strict=True)]
+    unknown = torch.tensor([name is None for name in identified.tasks], device=decoded.indices.device)
+    labels = tuple(
+        None if name is None else label for name, label in zip(identified.tasks, decoded.labels, strict=True)
+    )
     indices, probabilities = decoded.indices.clone(), decoded.probabilities.clone()
     indices[unknown], probabilities[unknown] = -1, 0
     return replace(decoded, labels=labels, indices=indices, probabilities=probabilities)

@@ -117,15 +117,15 @@ class StorePredictor:
     def predict(self, x: Batch, task: str | Sequence[str | None] | None, batch: int = 512) -> Tensor:
         """Outputs (logits) of a task, or of a task per row; `None` is the base's own task (see `Learner.predict`)."""
         if task == AUTO and AUTO not in self.tasks:
-            found = self.identify(x, top=1, batch=batch)
-            return without_unknown(self._predict(x, found.best, batch)[0], found)
+            identified = self.identify(x, top=1, batch=batch)
+            return without_unknown(self._predict(x, identified.best, batch)[0], identified)
         return self._predict(x, task, batch)[0]
 
     def answer(self, x: Batch, task: str | Sequence[str | None] | None, batch: int = 512) -> Any:
         """What a task answers, by its objective: labels and probabilities, values, masks (see `Learner.answer`)."""
         if task == AUTO and AUTO not in self.tasks:
-            found = self.identify(x, top=1, batch=batch)
-            return answers_of(self.answer(x, found.best, batch), found)
+            identified = self.identify(x, top=1, batch=batch)
+            return answers_of(self.answer(x, identified.best, batch), identified)
         outputs, tasks = self._predict(x, task, batch)
         return answers(lambda name: tasks[name].delta, outputs, task)
 

@@ -43,7 +43,7 @@ class Prepared:
     """Of each row."""
     tasks: Mapping[str | None, LoadedTask]
     x: Batch
-    found: Identified | None = None
+    identified: Identified | None = None
     """What the tasks of the rows were found by, if the request did not name them."""
 
     @property
@@ -54,7 +54,7 @@ class Prepared:
     @property
     def version(self) -> str:
         """Of the model that was asked for."""
-        named = self.request.tasks is None and self.found is None
+        named = self.request.tasks is None and self.identified is None
         return self.tasks[self.names[0]].version if named else ""
 
 
@@ -75,8 +75,8 @@ class Service:
             raise RequestError(413, f"the request has {request.rows} rows; this server takes {self.limits.rows}")
         if inferred.is_inferred(self.predictor, access, model):
             x = as_batch(request.inputs, self.inputs)
-            found = inferred.identified(self.predictor, access, request, version, x)
-            return Prepared(request, model, found.best, self._select(access, found.best), x, found)
+            identified = inferred.identified(self.predictor, access, request, version, x)
+            return Prepared(request, model, identified.best, self._select(access, identified.best), x, identified)
         if TASK in request.outputs:
             raise RequestError(400, f"only the model {AUTO!r} has an output `{TASK}`")
         names: list[str | None] = [_task(model)] * request.rows
@@ -96,10 +96,10 @@ class Service:
     def encode(self, prepared: Prepared, outputs: Tensor) -> tuple[bytes, int | None]:
         """The body of the answer, and the length of its JSON if bytes follow."""
         asked, given = dict(prepared.request.outputs), dict[str, Tensor | list[str]]()
-        if prepared.found is not None:
-            outputs = without_unknown(outputs, prepared.found)
+        if prepared.identified is not None:
+            outputs = without_unknown(outputs, prepared.identified)
             asked = {TASK: False} | asked
-            given[TASK] = [name or "" for name in prepared.found.tasks]
+            given[TASK] = [name or "" for name in prepared.identified.tasks]
         if LABEL in asked or PROBABILITY in asked:
             labels = self._labels(prepared, outputs)
             given |= {LABEL: ["" if label is None else str(label) for label in labels.labels]}
@@ -113,7 +113,7 @@ class Service:
         decoded = answers(deltas.__getitem__, outputs, list(prepared.names))
         if not isinstance(decoded, Labels):
             raise RequestError(400, f"only classifications have {LABEL} and {PROBABILITY}; ask for {OUTPUT!r}")
-        return decoded if prepared.found is None else answers_of(decoded, prepared.found)
+        return decoded if prepared.identified is None else answers_of(decoded, prepared.identified)
 
     def _select(self, access: Access, names: Sequence[str | None]) -> Mapping[str | None, LoadedTask]:
         """Tasks by name; one that the client may not see is answered as one that is not there."""
