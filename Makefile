@@ -5,7 +5,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 
-.PHONY: demo test check format slow lowest docs flaky reliability mutation bench package wheels release clean
+.PHONY: demo test check format slow lowest docs flaky reliability mutation bench judges package wheels release clean
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make mutation  mutants of the store, the codec, the allocation and the seeding"
 	@echo "make flaky   tests with processes, threads or clocks, again and again, idle and under load"
 	@echo "make bench   speed and memory, as ratios measured in one run"
+	@echo "make judges  our metrics and splits beside those of Avalanche and continuum, in an environment of their own"
 	@echo "make format  rewrite the sources in the house format"
 
 define install
@@ -91,6 +92,11 @@ bench: .venv/dev
 	$(BIN)/python -m benchmarks.any_task --json results/benchmarks/any_task.json
 	$(BIN)/python -m benchmarks.lab_overhead --json results/benchmarks/lab_overhead.json
 	$(BIN)/python -m benchmarks.serve_store --json results/benchmarks/serve_store.json
+
+judges: pyproject.toml tests/judges/requirements.txt
+	test -x .venv-judges/bin/python || $(PYTHON) -m venv .venv-judges
+	.venv-judges/bin/python -m pip install --quiet --disable-pip-version-check -e '.[lab]' -r tests/judges/requirements.txt
+	.venv-judges/bin/python -m tests.judges
 
 format: .venv/dev
 	$(BIN)/ruff format .

@@ -128,6 +128,17 @@ STREAMS: dict[str, StreamEntry] = {
         ("mnist", "svhn"),
         "drawn",
     ),
+    "ctrl": StreamEntry(
+        "halrp.lab.streams.ctrl:load",
+        "CTrL",
+        "CTrL's recipes of transfer, on other data",
+        None,
+        6,
+        5,
+        ("cifar10", "mnist", "notmnist", "svhn", "tinyimagenet"),
+        "drawn",
+        variants={recipe: f"halrp.lab.streams.ctrl:load_{recipe}" for recipe in ("minus", "plus", "in", "out")},
+    ),
     "tenants": StreamEntry(
         "halrp.lab.streams.tenants:load",
         "Tenants",

@@ -77,7 +77,7 @@ def _load(
     def make(identity: int) -> Task:
         site = sites[identity]
         data_set = sets.get(site.data_set)
-        train, test = (_scans(),) * 2 if data_set is None else _parts(data_set)
+        train, test = (_scans(),) * 2 if data_set is None else parts_of(data_set)
         apart = None if train is test else test.labels
         drawn = few(
             f"{name} {site.task}", train.labels, site.classes, seed, fraction, most=MOST, tested=TESTED, test=apart
@@ -101,7 +101,7 @@ def _splits(site: Site, train: Images, test: Images, drawn: Parts) -> list[Split
     ]
 
 
-def _parts(data_set: LoadedDataSet) -> tuple[Images, Images]:
+def parts_of(data_set: LoadedDataSet) -> tuple[Images, Images]:
     """The images that train and those that test; the same where a set has no part for tests."""
     if "all" in data_set.parts:
         return (data_set.parts["all"],) * 2
