@@ -3,7 +3,7 @@
 A store of tiny tasks on LeNet (at most 20 KB each) is opened by `StorePredictor` and, for comparison, by
 `Learner.load`, in a fresh process each. Then mixed batches of 64 rows, of random tasks, are computed in the way that
 the predictor chooses, in one pass, and task by task, in turns: on LeNet, on a network with depthwise convolutions, and
-on EfficientNet-Lite0 (`benchmarks.pretrained.efficientnet` says how to install it). Time is the process's own, so that
+on EfficientNet-Lite0 (`halrp.lab.backbones.efficientnet` says how to install it). Time is the process's own, so that
 a busy neighbour costs little.
 
     python -m benchmarks.serve_store [--tasks 1000] [--rounds 150] [--json FILE]
@@ -29,9 +29,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.pretrained import efficientnet
 from halrp import Halrp, Learner, Recipe, Store, StorePredictor
 from halrp.lab import backbones
+from halrp.lab.backbones import efficientnet
 from halrp.lab.report import documents
 from halrp.serve.computing import Mixed
 

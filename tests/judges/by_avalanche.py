@@ -58,9 +58,9 @@ def compare() -> Iterator[Comparison]:
         yield Comparison(f"accuracy after task {position}", sum(shares), sum(theirs), 1e-6)
     a = metrics.accuracy_matrix(rows)
     ours = metrics.forgetting(a), metrics.backward_transfer(a)
-    for name, own, metric in zip(("forgetting", "backward transfer"), ours, (forgetting, transfer), strict=True):
+    for name, value, metric in zip(("forgetting", "backward transfer"), ours, (forgetting, transfer), strict=True):
         values = [v for v in metric.result().values() if v is not None]
-        yield Comparison(name, own, sum(values) / len(values))
+        yield Comparison(name, value, sum(values) / len(values))
         yield Comparison(f"{name} is zero", 0, sum(map(abs, values)))
 
 

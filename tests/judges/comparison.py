@@ -8,7 +8,7 @@ from typing import NamedTuple
 class Comparison(NamedTuple):
     """A number of ours and a library's, or how many of several were compared."""
 
-    what: str
+    label: str
     ours: float
     theirs: float
     tolerance: float = 1e-9
@@ -20,4 +20,6 @@ class Comparison(NamedTuple):
 
     def __str__(self) -> str:
         """A line for the terminal."""
-        return f"{'agrees' if self.agrees else 'DIFFERS':7} {self.what}: ours {self.ours:.6g}, theirs {self.theirs:.6g}"
+        return (
+            f"{'agrees' if self.agrees else 'DIFFERS':7} {self.label}: ours {self.ours:.6g}, theirs {self.theirs:.6g}"
+        )

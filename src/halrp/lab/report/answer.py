@@ -33,7 +33,7 @@ METHOD_COLUMNS = (
     Column("accuracy", "accuracy %", 1, about="where the task is known"),
     Column("area", "area", 1, about="mean accuracy over the logarithm of bytes from 5 to 400 KB"),
     Column("inferred", "task inferred %", 1, about="accuracy where the task is not known"),
-    Column("identified", "task found %", 1, about="share of examples whose task was found"),
+    Column("identified", "task found %", 1, about="share of examples whose task was identified"),
     Column("seconds", "seconds", 1, about="of all tasks of a run; features from a cache count"),
     Column("peak", "peak MB", 0, about="the highest memory of the process, in 10⁶ bytes"),
 )
@@ -46,7 +46,7 @@ def tables(study: Study) -> tuple[Table, ...]:
         for label, groups in study.setups.items()
         if is_pretrained(str(groups["backbone"].iloc[0]))
     }
-    setups = {label: found for label, found in setups.items() if found}
+    setups = {label: listed for label, listed in setups.items() if listed}
     return (at_sizes(setups), of_methods(setups)) if setups else ()
 
 
@@ -59,10 +59,10 @@ def is_pretrained(backbone: str) -> bool:
 def at_sizes(setups: dict[str, list[Point]]) -> Table:
     """The best methods first, at each size."""
     rows: list[dict[str, object]] = []
-    for label, found in setups.items():
+    for label, listed in setups.items():
         before: list[Point] = []
         for size in SIZES:
-            best = [by_size.chosen(candidates, size) for candidates in by_size.by_method(found).values()]
+            best = [by_size.chosen(candidates, size) for candidates in by_size.by_method(listed).values()]
             here = sorted((point for point in best if point is not None), key=lambda point: -point.accuracy)
             if here and here != before:
                 rows += [{"benchmark": label, "size": size // 1000} | row for row in _compared(here)]
@@ -97,8 +97,8 @@ def _compared(here: list[Point]) -> list[dict[str, object]]:
 def of_methods(setups: dict[str, list[Point]]) -> Table:
     """One row for each method, with what validation data choose at any size."""
     rows: list[dict[str, object]] = []
-    for label, found in setups.items():
-        for candidates in by_size.by_method(found).values():
+    for label, listed in setups.items():
+        for candidates in by_size.by_method(listed).values():
             point = by_size.chosen(candidates, math.inf)
             assert point is not None, "there is a point without a limit"
             row = {"benchmark": label, "method": point.title, "variant": point.variant or None, "bytes": point.bytes}

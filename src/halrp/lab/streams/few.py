@@ -45,18 +45,18 @@ def few(
     """
     parts: tuple[list[Indices], list[Indices], list[Indices]] = ([], [], [])
     for label in classes:
-        own = np.flatnonzero(labels == label)
+        pool = np.flatnonzero(labels == label)
         if test is None:
-            mixed = _mixed(own, name, "test", label)
-            count = min(tested, len(own) // 3)
-            held, own = mixed[:count], np.sort(mixed[count:])
+            mixed = _mixed(pool, name, "test", label)
+            count = min(tested, len(pool) // 3)
+            held, pool = mixed[:count], np.sort(mixed[count:])
         else:
             held = _mixed(np.flatnonzero(test == label), name, "test", label)[:tested]
-        if len(own) < 2 or len(held) == 0:
+        if len(pool) < 2 or len(held) == 0:
             raise DataDamaged(
                 f"{name!r} has too few examples of class {label} to learn and to test. Copy the data again."
             )
-        pool = _mixed(own, name, "train", label, seed)[:most]
+        pool = _mixed(pool, name, "train", label, seed)[:most]
         subset = min(len(pool), max(FEWEST, subset_size(len(pool), fraction)))
         validated = max(1, math.floor(round(VALIDATION * subset, 6)))
         for part, chosen in zip(parts, (pool[validated:subset], pool[:validated], held), strict=True):
