@@ -16,7 +16,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "comparison: scale > 0 → scale >= 0": "a row of zeros becomes 0/0, which is 0 as int8 on the machines we have",
     },
     "halrp.model.int4": {
-        "comparison: scale > 0 → scale >= 0": "a group of zeros becomes 0/0, which is 0 as int8 on the machines we have",
+        "comparison: scale > 0 → scale >= 0": "zeros become 0/0, which is 0 as int8 on the machines we have",
         "constant: 1 → 2": "what a group of zeros is divided by, as only they have the scale 0",
     },
     "halrp.method.allocate": {
