@@ -243,7 +243,8 @@ def rows_of(stream: FeatureStream) -> tuple[list[dict[str, Any]], dict[str, Any]
     drawn = torch.randn(width, RANDOM_UNITS, generator=seeding.generator("identify", "units")) / width**0.5
 
     def random_layer(x: Tensor) -> Tensor:
-        return (F.normalize(x, dim=1) * width**0.5 @ drawn).relu()
+        units: Tensor = F.normalize(x, dim=1) * width**0.5 @ drawn
+        return units.relu()
 
     plain, penalty = ridge(stream, lambda x: F.normalize(x, dim=1))
     units, penalty_of_units = ridge(stream, random_layer)

@@ -17,7 +17,7 @@ from tests.test_development import PROJECT
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 sys.path.append(str(DOCS))
-from llms import about, chapters  # noqa: E402
+from llms import about, chapters  # type: ignore[import-not-found]  # noqa: E402
 
 WHOLE = {"architecture": "ARCHITECTURE.md", "changelog": "CHANGELOG.md", "contributing": "CONTRIBUTING.md"}
 INDEX = (DOCS / "index.md").read_text("utf-8")

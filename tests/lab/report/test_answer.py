@@ -18,7 +18,9 @@ def run(method: str, accuracy: float, size: int, *, validation: float | None = N
     """A record on a pretrained backbone, whose tasks take `size` bytes each."""
     test = [[accuracy + 0.01 * (task % 2) for task in range(position + 1)] for position in range(TASKS)]
     sizes = [1_000_000 + size * (position + 1) for position in range(TASKS)]
-    facts = [{} for _ in test[:-1]] + [{"inferred": [accuracy / 2] * TASKS, "identified": [0.5] * TASKS}]
+    facts: list[dict[str, Any]] = [{} for _ in test[:-1]] + [
+        {"inferred": [accuracy / 2] * TASKS, "identified": [0.5] * TASKS}
+    ]
     more = {"backbone": "efficientnet-lite0", "bytes": sizes} | more
     record = with_facts(made(test, method=method, **more), *facts)
     return with_validation(record, accuracy if validation is None else validation)

@@ -133,7 +133,7 @@ def _member(archive: zipfile.ZipFile, name: str) -> bytes:
 def _extracted(archive: tarfile.TarFile, entry: tarfile.TarInfo | None) -> bytes:
     file = None if entry is None or entry.size > LARGEST else archive.extractfile(entry)
     if file is None:
-        raise DataDamaged(f"{archive.name} lacks a file, or it is too large; download the package again")
+        raise DataDamaged(f"{archive.name!s} lacks a file, or it is too large; download the package again")
     return file.read()
 
 

@@ -56,14 +56,16 @@ def points(groups: Frame, runs: Frame) -> list[Point]:
             for record in records
             for identity, value in metrics.by_identity(record.rows).items()
         }
-        numbers = [float(size), float(accuracy), float(validation), _guess(records[0])]
         inferred, identified = (_last(records, name) for name in ("inferred", "identified"))
         listed.append(
             Point(
                 group["method"],
                 group["title"],
                 group["variant"],
-                *numbers,
+                float(size),
+                float(accuracy),
+                float(validation),
+                _guess(records[0]),
                 finals,
                 float(group["seconds"]),
                 float(group["peak_bytes"]),

@@ -8,7 +8,7 @@ beyond that `FLIPS` of them. Several comparisons are corrected by Holm's rule.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ EXACT, FLIPS, SEED = 14, 20_000, 0
 LEVEL = 0.05
 
 Verdict = Literal["better", "not distinguishable", "worse"]
-Finals = Mapping[tuple[Hashable, Hashable], float]
+Finals = Mapping[tuple[int, tuple[str, int]], float]
 """Accuracies by task, and by the run of it that another method has too: (order, seed)."""
 
 
@@ -39,7 +39,7 @@ def compare(first: Finals, second: Finals) -> Comparison:
     shared = first.keys() & second.keys()
     if not shared:
         raise UndefinedMetric("a paired test needs tasks that both methods learned under the same orders and seeds")
-    by_task: dict[Hashable, list[float]] = {}
+    by_task: dict[int, list[float]] = {}
     for key in sorted(shared, key=repr):
         by_task.setdefault(key[0], []).append(first[key] - second[key])
     means = np.array([np.mean(values) for values in by_task.values()])

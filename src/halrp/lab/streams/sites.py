@@ -77,14 +77,14 @@ def _load(
     def make(identity: int) -> Task:
         site = sites[identity]
         data_set = sets.get(site.data_set)
-        train, test = (_scans(),) * 2 if data_set is None else parts_of(data_set)
-        apart = None if train is test else test.labels
+        source, apart = (_scans(),) * 2 if data_set is None else parts_of(data_set)
+        labels = None if source is apart else apart.labels
         drawn = few(
-            f"{name} {site.task}", train.labels, site.classes, seed, fraction, most=MOST, tested=TESTED, test=apart
+            f"{name} {site.task}", source.labels, site.classes, seed, fraction, most=MOST, tested=TESTED, test=labels
         )
         names = class_names(data_set, site.classes) if data_set is not None else tuple(map(str, site.classes))
-        splits = _splits(site, train, test, drawn)
-        return Task(site.task, identity, len(site.classes), *splits, class_names=names, normal=IMAGENET)
+        train, val, test = _splits(site, source, apart, drawn)
+        return Task(site.task, identity, len(site.classes), train, val, test, class_names=names, normal=IMAGENET)
 
     return Stream(name_of(name, *sets.values()), order, seed, fraction, identities, make, (3, SIDE, SIDE), same_classes)
 

@@ -37,8 +37,8 @@ def load(order: str, seed: int, fraction: float, data: str | PathLike[str] | Non
         free = np.setdiff1d(np.arange(len(y)), parts.test)
         x = (x - x[free].mean(0)) / np.where(x[free].std(0) > 0, x[free].std(0), 1)
         x = np.pad(x, ((0, 0), (0, WIDTH - x.shape[1]))).astype(np.float32)
-        splits = [Split(torch.from_numpy(x[chosen]), torch.from_numpy(y[chosen])) for chosen in parts]
-        return Task(table.replace("_", "-"), identity, len(classes), *splits, class_names=names)
+        train, val, test = (Split(torch.from_numpy(x[chosen]), torch.from_numpy(y[chosen])) for chosen in parts)
+        return Task(table.replace("_", "-"), identity, len(classes), train, val, test, class_names=names)
 
     return Stream(NAME, order, seed, fraction, identities, make, (WIDTH,))
 

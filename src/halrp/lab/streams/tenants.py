@@ -12,6 +12,7 @@ the published part for tests, or else a third of the class, the same for every s
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any
@@ -62,16 +63,17 @@ def load(order: str, seed: int, fraction: float, data: str | PathLike[str] | Non
 
 def load_corpora(order: str, seed: int, fraction: float, data: str | PathLike[str] | None = None) -> Stream:
     """Load `corpora`."""
+    folder = None if data is None else os.fspath(data)
 
     def rows(table: str, classes: Sequence[str]) -> Source:
-        return lambda: (classes, corpora.split_table(table, data))
+        return lambda: (classes, corpora.split_table(table, folder))
 
     def rated(domain: str) -> Source:
-        return lambda: (("negative", "positive"), corpora.sentiment(data)[domain])
+        return lambda: (("negative", "positive"), corpora.sentiment(folder)[domain])
 
     sources = {f"newsgroups-{name}": rows("20newsgroups", classes) for name, classes in NEWSGROUPS.items()}
     sources |= {name: rows("reuters-r52", classes) for name, classes in REUTERS.items()}
-    sources["bbc"] = lambda: (sorted(corpora.bbc(data).train), corpora.bbc(data))
+    sources["bbc"] = lambda: (sorted(corpora.bbc(folder).train), corpora.bbc(folder))
     sources |= {f"sentiment-{domain}": rated(domain) for domain in corpora.DOMAINS}
     return _stream("corpora", sources, 64, order, seed, fraction)
 
@@ -82,12 +84,13 @@ def _stream(name: str, sources: Mapping[str, Source], length: int, order: str, s
 
     def make(identity: int) -> Task:
         classes, parts = sources[names[identity]]()
-        train, test = (_listed(classes, part) for part in (parts.train, parts.test or parts.train))
-        apart = None if parts.test is None else test[1]
+        source, apart = (_listed(classes, part) for part in (parts.train, parts.test or parts.train))
+        labels = None if parts.test is None else apart[1]
         key = f"{name} {names[identity]}"
-        drawn = few(key, train[1], range(len(classes)), seed, fraction, most=MOST, tested=TESTED, test=apart)
-        splits = [_split(*source, chosen, length) for source, chosen in zip((train, train, test), drawn, strict=True)]
-        return Task(names[identity], identity, len(classes), *splits, class_names=tuple(classes))
+        drawn = few(key, source[1], range(len(classes)), seed, fraction, most=MOST, tested=TESTED, test=labels)
+        pairs = zip((source, source, apart), drawn, strict=True)
+        train, val, test = (_split(*texts, chosen, length) for texts, chosen in pairs)
+        return Task(names[identity], identity, len(classes), train, val, test, class_names=tuple(classes))
 
     return Stream(name, order, seed, fraction, identities, make, (length,))
 
