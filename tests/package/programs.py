@@ -139,6 +139,11 @@ learner = Learner(model, method=Halrp.budget(150_000), recipe=Recipe(epochs=1), 
 images = torch.randn(8, 3, 32, 32)
 learner.learn("brightness", (images, (images.mean((1, 2, 3)) > 0).long()))
 """
+PEFT = """
+from halrp.lab.methods.check import check_method
+
+assert check_method("lora").passed
+"""
 SKLEARN = """
 from sklearn.datasets import load_iris
 from halrp.sklearn import HalrpClassifier
@@ -195,6 +200,7 @@ PROGRAMS = {
     "onnx": ONNX,
     "text": TEXT,
     "vision": VISION,
+    "peft": PEFT,
     "sklearn": SKLEARN,
     "signing": SIGNING,
     "tensorboard": TENSORBOARD,
