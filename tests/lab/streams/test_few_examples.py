@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import zipfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from halrp.lab.data.packages import BBC, SERIES, zipped
 from halrp.lab.methods import Method, make
 from halrp.lab.methods.tiny import tiny_context, tiny_tasks
 from halrp.lab.run import inferred
-from halrp.lab.streams import Stream, debian, load, tenants
+from halrp.lab.streams import Stream, Task, debian, load, tenants
 from halrp.lab.streams.few import few
 from halrp.lab.streams.for_pretrained import imagenet
 from halrp.lab.streams.pixels import CIFAR100, IMAGENET, normalised
@@ -133,7 +132,15 @@ def test_without_the_task_an_answer_needs_the_task_unless_all_have_the_same_clas
     same_classes: bool, right: list[float]
 ) -> None:
     tasks = tiny_tasks((3, 3))
-    stream = Stream("s", "A", 0, 1.0, (0, 1), lambda identity: tasks[identity], (3, 8, 8), same_classes)
-    measured = inferred.measure(Guesses(tiny_context()), stream)
+    loaded: list[int] = []
+
+    def load_task(identity: int) -> Task:
+        loaded.append(identity)
+        return tasks[identity]
+
+    stream = Stream("s", "A", 0, 1.0, (0, 1), load_task, (3, 8, 8), same_classes)
+    measured = inferred.measure(Guesses(tiny_context()), stream, tasks[1])
     assert measured == {"identified": [1.0, 0.0], "inferred": right}
-    assert inferred.measure(make("stl", tiny_context()), replace(stream)) == {}
+    assert loaded == [0], "the newest task is loaded already"
+    assert inferred.measure(make("stl", tiny_context()), stream, tasks[1]) == {}
+    assert loaded == [0], "a method that cannot tell tasks needs none"
