@@ -214,7 +214,7 @@ def spectra(record: Mapping[str, Any]) -> str:
         points = [(i + 0.5, v) for i, v in enumerate(values)]
         panel.dots(points[rank:], colour, 2.5, hollow=True)
         panel.dots(points[:rank], colour, 3)
-    names = [f"{title}: {record['ranks'][name]} rank" for name, title in LAYERS.items()]
+    names = [f"{title}: rank {record['ranks'][name]}" for name, title in LAYERS.items()]
     return svg(540, 225, [*panel.parts, *legend(395, 60, names)], "Singular values of the residuals")
 
 
