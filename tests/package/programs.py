@@ -105,6 +105,25 @@ with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         server.terminate()
 """
 )
+MLFLOW = (
+    LEARN
+    + """
+import os
+from pathlib import Path
+
+os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
+import halrp.mlflow
+import mlflow
+
+learner, x = learned()
+Path("program_model.py").write_text(Path("program.py").read_text().partition("def learned")[0])
+mlflow.set_tracking_uri("file:runs")
+with mlflow.start_run():
+    halrp.mlflow.log_model(learner, "left", "program_model:build", registered_model_name="left")
+model = mlflow.pyfunc.load_model("models:/left/1")
+assert (model.predict(x.numpy())["output"] == learner.predict(x, "left").numpy()).all()
+"""
+)
 ONNX = (
     LEARN
     + """
@@ -197,6 +216,7 @@ PROGRAMS = {
     "cli": CLI,
     "lab": LAB,
     "serve": SERVE,
+    "mlflow": MLFLOW,
     "onnx": ONNX,
     "text": TEXT,
     "vision": VISION,

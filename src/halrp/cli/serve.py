@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 
-from halrp.cli.store import Folder, ModelOption, load_model
+from halrp.cli.store import Folder, ModelOption
 from halrp.errors import SettingError
 from halrp.terminal import echo
+from halrp.tools.importing import build_model
 
 
 def serve_store(
@@ -70,7 +71,7 @@ def serve_store(
     threads = prepare_forks(workers)
     predictor = StorePredictor.open(
         store,
-        load_model(model),
+        build_model(model),
         verify_key=key,
         memory=None if memory is None else memory << 20,
         pinned=pinned or (),

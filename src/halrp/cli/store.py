@@ -17,6 +17,7 @@ import typer
 from halrp.cli.screen import print_table
 from halrp.errors import SettingError
 from halrp.terminal import echo, echo_block
+from halrp.tools.importing import build_model
 
 if TYPE_CHECKING:
     import torch
@@ -85,7 +86,7 @@ def explain_model(
     from halrp.tools.explain import explain
 
     stored: Precision = precision.value
-    explanation = explain(load_model(model), head, stored, classes=classes, base=base.value)
+    explanation = explain(build_model(model), head, stored, classes=classes, base=base.value)
     echo_block(json.dumps(explanation.to_json(), indent=1) if as_json else str(explanation))
     if explanation.refused:
         raise typer.Exit(1)
@@ -188,7 +189,7 @@ def verify_store(
     """
     from halrp.tools.verify import verify
 
-    findings = verify(store, None if model is None else load_model(model), verify_key=key)
+    findings = verify(store, None if model is None else build_model(model), verify_key=key)
     for finding in findings:
         echo(f"{finding.status:<10}  {finding.file}: {finding.note}")
     bad = sum(finding.status == "bad" for finding in findings)
@@ -238,7 +239,7 @@ def export_task(
     if not family:
         export.refuse_path(output, force)
     sizes, limits = parse_inputs(shapes), parse_tokens(tokens or [])
-    learner = Learner.load(store, load_model(model), attach=False)
+    learner = Learner.load(store, build_model(model), attach=False)
     module = learner.export(task)
     example = random_inputs(sizes, limits, next(module.parameters()).dtype)
     if family:
@@ -267,19 +268,6 @@ def export_family(learner: Learner, base: nn.Module, example: Any, folder: Path,
         echo(f"{exported.path}: {exported.bytes:,} bytes")
     largest = max(exported.difference for exported in (written.graph, *written.tasks.values()))
     echo(f"largest difference from predict: {largest:.1e}")
-
-
-def load_model(reference: str) -> nn.Module:
-    """Import "package.module:callable" with the current folder on the path, and call it."""
-    from torch import nn
-
-    from halrp.tools.importing import import_object
-
-    value = import_object("model", reference)
-    model = value if isinstance(value, nn.Module) else value() if callable(value) else value
-    if not isinstance(model, nn.Module):
-        raise SettingError(f"the model {reference!r} gives a {type(model).__name__}; it must return an nn.Module")
-    return model
 
 
 def parse_shape(text: str) -> tuple[int, ...]:

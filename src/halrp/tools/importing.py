@@ -1,4 +1,7 @@
-"""Import an object by its reference, "package.module:attribute", as users write it on a command line or in a file."""
+"""Import an object by its reference, "package.module:attribute", as users write it on a command line or in a file.
+
+No file of a store holds code, so whatever needs a model takes a reference to a function that builds it.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,12 @@ import importlib
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from halrp.errors import SettingError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -38,3 +44,14 @@ def import_object(kind: str, reference: str) -> Any:
             raise SettingError(f"the {kind} {reference!r}: {module} has no {attribute!r}")
         value = getattr(value, name)
     return value
+
+
+def build_model(reference: str) -> nn.Module:
+    """The module of a reference: what a function there returns, or the object itself."""
+    from torch import nn
+
+    value = import_object("model", reference)
+    model = value if isinstance(value, nn.Module) else value() if callable(value) else value
+    if not isinstance(model, nn.Module):
+        raise SettingError(f"the model {reference!r} gives a {type(model).__name__}; it must return an nn.Module")
+    return model
