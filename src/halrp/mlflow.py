@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -31,7 +31,7 @@ from halrp.serve.follow import Follower
 from halrp.serve.opening import as_base, base_elsewhere
 from halrp.serve.store_predictor import StorePredictor
 from halrp.store.store import Store
-from halrp.tools.importing import build_model, import_object
+from halrp.tools.importing import build_model, call_options
 
 try:
     with warnings.catch_warnings():
@@ -47,12 +47,6 @@ if TYPE_CHECKING:
 __all__ = ["load_model", "log_model", "save_model"]
 
 FLAVOR = "halrp"
-REFERENCES: Mapping[str, Callable[[str], Any]] = {
-    "head": build_model,
-    "output": lambda text: import_object("output", text) if ":" in text else text,
-    "transform": lambda text: import_object("transform", text),
-}
-"""How what a model is called with is imported by its name."""
 
 
 def save_model(
@@ -177,9 +171,8 @@ def _opened(folder: Path, config: Mapping[str, Any]) -> _Served:
     """The task of a folder that `Store.extract` has written, beside a base."""
     store = Store(folder, verify_key=config.get("verify_key"))
     follower = Follower(store, every=float("inf"))  # the folder belongs to MLflow and never changes
-    given = {name: config.get(name) for name in REFERENCES}
-    called = {name: REFERENCES[name](value) if isinstance(value, str) else value for name, value in given.items()}
-    like = as_base(store, follower.present, build_model(config["model"]), **called)
+    options = call_options(config.get("head"), config.get("output"), config.get("transform"))
+    like = as_base(store, follower.present, build_model(config["model"]), **options)
     predictor = StorePredictor(store, follower, base_elsewhere(like, follower.present, config.get("base")), check=True)
     [task] = follower.present.manifest.tasks
     predictor.pin(task)

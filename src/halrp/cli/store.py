@@ -17,7 +17,7 @@ import typer
 from halrp.cli.screen import print_table
 from halrp.errors import SettingError
 from halrp.terminal import echo, echo_block
-from halrp.tools.importing import build_model
+from halrp.tools.importing import build_model, call_options
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +30,18 @@ Model: TypeAlias = Annotated[
     str, typer.Argument(metavar="MODEL", help="package.module:callable that returns an nn.Module", show_default=False)
 ]
 ModelOption: TypeAlias = Annotated[str, typer.Option("--model", help="package.module:callable, the model of the store")]
+HeadOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--head", help="package.module:callable, a head of yours on top of the model, if it has one"),
+]
+OutputsOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--outputs", help="what of the model's results tasks were learned on, as in Learner(output=…)"),
+]
+TransformOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--transform", help="package.module:function that tasks were learned with, Learner(transform=…)"),
+]
 Folder: TypeAlias = Annotated[
     Path, typer.Argument(metavar="STORE", help="the folder of a saved learner", show_default=False)
 ]
@@ -175,7 +187,12 @@ def _bytes(group: Mapping[str, Any] | None) -> str:
 
 def verify_store(
     store: Folder,
-    model: Annotated[str | None, typer.Option(help="package.module:callable; also compare shapes with it")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="package.module:callable; also compare shapes with it, and run tasks")
+    ] = None,
+    head: HeadOption = None,
+    outputs: OutputsOption = None,
+    transform: TransformOption = None,
     key: Annotated[
         Path | None, typer.Option("--key", metavar="FILE", help="also check that this key signed every file")
     ] = None,
@@ -189,7 +206,8 @@ def verify_store(
     """
     from halrp.tools.verify import verify
 
-    findings = verify(store, None if model is None else build_model(model), verify_key=key)
+    options = call_options(head, outputs, transform)
+    findings = verify(store, None if model is None else build_model(model), verify_key=key, **options)
     for finding in findings:
         echo(f"{finding.status:<10}  {finding.file}: {finding.note}")
     bad = sum(finding.status == "bad" for finding in findings)
@@ -213,6 +231,9 @@ def export_task(
         typer.Option(help="inputs are integers below this number, such as token ids; NAME=N for one of several"),
     ] = None,
     task: Annotated[str | None, typer.Argument(metavar="[TASK]", help="the name of a task", show_default=False)] = None,
+    head: HeadOption = None,
+    outputs: OutputsOption = None,
+    transform: TransformOption = None,
     family: Annotated[
         bool, typer.Option("--family", help="every task: one ONNX graph, and an adapter of ONNX Runtime for each")
     ] = False,
@@ -239,7 +260,8 @@ def export_task(
     if not family:
         export.refuse_path(output, force)
     sizes, limits = parse_inputs(shapes), parse_tokens(tokens or [])
-    learner = Learner.load(store, build_model(model), attach=False)
+    options = call_options(head, outputs, transform)
+    learner = Learner.load(store, build_model(model), attach=False, **options)
     module = learner.export(task)
     example = random_inputs(sizes, limits, next(module.parameters()).dtype)
     if family:
@@ -252,6 +274,7 @@ def export_task(
         output,
         dynamic=batch is Batch.dynamic,
         force=force,
+        call=learner._committed.ready.call,
     )
     rows = ", ".join(map(str, written.rows))
     echo(f"wrote {output}: {written.bytes:,} bytes")
@@ -262,7 +285,8 @@ def export_family(learner: Learner, base: nn.Module, example: Any, folder: Path,
     """Write every task for ONNX Runtime, and say what was written."""
     from halrp.tools import onnx_family
 
-    written = onnx_family.write(base, learner.tasks, learner.predict, example, folder, force=force)
+    call = learner._committed.ready.call
+    written = onnx_family.write(base, learner.tasks, learner.predict, example, folder, force=force, call=call)
     echo(f"{written.graph.path}: {written.graph.bytes:,} bytes")
     for exported in written.tasks.values():
         echo(f"{exported.path}: {exported.bytes:,} bytes")

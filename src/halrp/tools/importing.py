@@ -55,3 +55,21 @@ def build_model(reference: str) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise SettingError(f"the model {reference!r} gives a {type(model).__name__}; it must return an nn.Module")
     return model
+
+
+def call_options(
+    head: str | None = None, output: str | int | None = None, transform: str | None = None
+) -> dict[str, Any]:
+    """What `Learner.load` and `StorePredictor.open` take besides a model, where tasks were learned with it.
+
+    `head` and `transform` are references; so is an `output` with a colon, and any other is a key or a position.
+    """
+    picked: Any = output
+    if isinstance(output, str):
+        position = output.removeprefix("-").isdecimal()
+        picked = import_object("output", output) if ":" in output else int(output) if position else output
+    return {
+        "head": None if head is None else build_model(head),
+        "output": picked,
+        "transform": None if transform is None else import_object("transform", transform),
+    }
