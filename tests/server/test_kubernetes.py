@@ -161,8 +161,8 @@ def test_the_inference_service_is_of_this_protocol() -> None:
 
 def test_the_server_of_the_recipe_starts_and_answers(store: Path, tmp_path: Path) -> None:
     token = add_token(tmp_path / "tokens.toml", ["t1"])
-    own = {"--model", "--port", "--input", "--host", "--tokens"}  # of this machine, and of this test's model
-    options = [option for option in PODS[0].container["args"][1:] if option.partition("=")[0] not in own]
+    replaced = {"--model", "--port", "--input", "--host", "--tokens"}  # by those of this machine and model
+    options = [option for option in PODS[0].container["args"][1:] if option.partition("=")[0] not in replaced]
     assert len(options) >= 3
     with server(store, *options, "--tokens", str(tmp_path / "tokens.toml")) as (address, _):
         connection = http.client.HTTPConnection(address, timeout=PATIENCE)
