@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 import torch
 import yaml
 
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read when it is imported
 pytest.importorskip("mlflow")
 
 import mlflow
@@ -23,6 +26,7 @@ from halrp import Learner, Recipe, Store, StorePredictor
 from halrp.callbacks import MLflow
 from halrp.errors import (
     DamagedError,
+    MissingPackageError,
     SettingError,
     SignatureError,
     UnknownTaskError,
@@ -211,6 +215,13 @@ def test_what_cannot_be_loaded_is_not_saved(
     assert not (tmp_path / "model").exists()
 
 
+def test_without_mlflow_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "halrp.mlflow")
+    monkeypatch.setitem(sys.modules, "mlflow.pyfunc", None)
+    with pytest.raises(MissingPackageError, match=r"pip install 'halrp\[mlflow\]'"):
+        importlib.import_module("halrp.mlflow")
+
+
 def test_a_run_has_the_figures_of_learning_and_the_task(tmp_path: Path) -> None:
     learner = Learner(build(), recipe=Recipe(epochs=2, batch=8, lr=5e-3), progress=MLflow())
     with mlflow.start_run() as run:
@@ -220,4 +231,3 @@ def test_a_run_has_the_figures_of_learning_and_the_task(tmp_path: Path) -> None:
     assert len(client.get_metric_history(run.info.run_id, "birds/base/loss")) == 2
     [logged] = client.get_run(run.info.run_id).outputs.model_outputs
     assert client.get_logged_model(logged.model_id).name == "birds"
-    assert os.environ["MLFLOW_ALLOW_FILE_STORE"] == "true"
