@@ -7,6 +7,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
 Method: TypeAlias = Annotated[
     str | None, typer.Option("--method", "-m", help="see: halrp methods; or my_module:Mine", show_default=False)
 ]

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 
 from halrp.lab.report.table import Column, Markdown, Table, Value
-from halrp.text import printable
+from halrp.text import as_json, printable
 
 ERROR = "_error"
 NOTHING = "–"
@@ -83,6 +83,15 @@ def csv(table: Table) -> str:
         texts = [str(value).lower() if isinstance(value, bool) else value for value in values]
         writer.writerow(map(_csv_cell, [*texts, *(table.marks[index:][:marked])]))
     return out.getvalue()
+
+
+def json(table: Table) -> str:
+    """The rows of the table as JSON, by the keys of columns."""
+    keys = [column.key for column in table.columns]
+    rows = [{key: row.get(key) for key in keys} for row in table.rows]
+    if any(table.marks):
+        rows = [row | {"mark": mark or None} for row, mark in zip(rows, table.marks, strict=True)]
+    return as_json(rows) + "\n"
 
 
 def _csv_cell(value: Value) -> Value:
