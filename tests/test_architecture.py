@@ -25,6 +25,7 @@ LIBRARY = (
     ("halrp.serve",),
     ("halrp.provenance", "halrp.identity"),
     ("halrp.committed", "halrp.task_setup"),
+    ("halrp.retained", "halrp.report"),
     ("halrp.managed",),
     ("halrp.predictions",),
     ("halrp.learner", "halrp.parallel", "halrp.callbacks"),
