@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from halrp import retained
 from halrp.committed import Committed
 from halrp.errors import StoreError
-from halrp.method.outcome import Outcome, outcome_of
+from halrp.method.outcome import UNKNOWN, Outcome, outcome_of
 from halrp.model.delta import Delta
 from halrp.retained import Retained
 from halrp.store import task_file
@@ -46,6 +46,17 @@ class TaskReport:
         return None if self.delta is None else outcome_of(self.delta.provenance)
 
     @property
+    def start(self) -> float | None:
+        """The score before training, where that is a solution of its own."""
+        outcome = self.outcome
+        return None if outcome is None or outcome.start is None else _known(outcome.start.score)
+
+    @property
+    def score(self) -> float | None:
+        """The score that was committed."""
+        return None if self.outcome is None else _known(self.outcome.end.score)
+
+    @property
     def ranks(self) -> Mapping[str, int]:
         """The rank of each weight that has components."""
         return {} if self.delta is None else {name: rank for name, rank in self.delta.ranks.items() if rank}
@@ -71,15 +82,12 @@ class TaskReport:
     @property
     def cells(self) -> tuple[str, ...]:
         """The row of the table."""
-        outcome = self.outcome
-        start = None if outcome is None or outcome.start is None else outcome.start.score
-        scores = _percent(start), _percent(None if outcome is None else outcome.end.score)
+        scores = _percent(self.start), _percent(self.score)
         return printable(self.name), f"{self.bytes:,}", self.ranks_in_words, *scores, self.retained.state
 
     def to_json(self) -> dict[str, Any]:
         """The task as plain JSON values."""
         delta, outcome = self.delta, self.outcome
-        start = None if outcome is None or outcome.start is None else outcome.start.score
         return {
             "name": self.name,
             "objective": None if delta is None else dict(delta.objective),
@@ -88,8 +96,8 @@ class TaskReport:
             "base": delta is not None and delta.is_base,
             "ranks": dict(self.ranks),
             "dense": list(self.dense),
-            "start_score": _known(start),
-            "score": None if outcome is None else _known(outcome.end.score),
+            "start_score": self.start,
+            "score": self.score,
             "guess_score": None if outcome is None else outcome.guess,
             "retained": self.retained.to_json(),
         }
@@ -277,11 +285,10 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def _known(score: float | None) -> float | None:
+def _known(score: float) -> float | None:
     """A score that was measured; files have a very large number where it was not."""
-    return None if score is None or not abs(score) < 1e9 else score
+    return score if abs(score) < UNKNOWN else None
 
 
 def _percent(score: float | None) -> str:
-    known = _known(score)
-    return "" if known is None else f"{100 * known:.1f}"
+    return "" if score is None else f"{100 * score:.1f}"

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from halrp._version import __version__
 from halrp.cli import lists, manage, run, serve, signing, store
+from halrp.cli.compare import compare
 from halrp.cli.data import app as data_app
 from halrp.cli.extras import remedy
 from halrp.cli.report import report
@@ -74,6 +75,7 @@ for commands in (store.COMMANDS, manage.COMMANDS, signing.COMMANDS, serve.COMMAN
         app.command(name)(command)
 app.command("results")(results)
 app.command("report")(report)
+app.command("compare")(compare)
 app.command("tables")(tables)
 
 

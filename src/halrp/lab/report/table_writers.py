@@ -85,13 +85,18 @@ def csv(table: Table) -> str:
     return out.getvalue()
 
 
-def json(table: Table) -> str:
-    """The rows of the table as JSON, by the keys of columns."""
+def rows(table: Table) -> list[dict[str, Value]]:
+    """The rows of the table as plain values, by the keys of columns."""
     keys = [column.key for column in table.columns]
-    rows = [{key: row.get(key) for key in keys} for row in table.rows]
+    plain = [{key: row.get(key) for key in keys} for row in table.rows]
     if any(table.marks):
-        rows = [row | {"mark": mark or None} for row, mark in zip(rows, table.marks, strict=True)]
-    return as_json(rows) + "\n"
+        return [row | {"mark": mark or None} for row, mark in zip(plain, table.marks, strict=True)]
+    return plain
+
+
+def json(table: Table) -> str:
+    """The table as JSON: its rows, by the keys of columns."""
+    return as_json(rows(table)) + "\n"
 
 
 def _csv_cell(value: Value) -> Value:
