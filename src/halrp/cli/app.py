@@ -15,6 +15,7 @@ from halrp._version import __version__
 from halrp.cli import lists, manage, run, serve, signing, store
 from halrp.cli.compare import compare
 from halrp.cli.data import app as data_app
+from halrp.cli.doctor import doctor
 from halrp.cli.extras import remedy
 from halrp.cli.report import report
 from halrp.cli.results import results
@@ -76,6 +77,7 @@ for commands in (store.COMMANDS, manage.COMMANDS, signing.COMMANDS, serve.COMMAN
 app.command("results")(results)
 app.command("report")(report)
 app.command("compare")(compare)
+app.command("doctor")(doctor)
 app.command("tables")(tables)
 
 
