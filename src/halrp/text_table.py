@@ -60,7 +60,7 @@ class TextTable:
             gap, widths = self._fitting(shown, width)
         if widths is None and strict and width is not None:
             return [*self._blocks(width)]
-        grid = self._grid(shown, widths or self._least(shown))
+        grid = self._grid(shown, widths or self._least(shown), width)
         lines = [line._replace(gap=gap) for line in grid]
         if len(shown) < len(self.titles):
             left_out = [title for column, title in enumerate(self.titles) if column not in shown]
@@ -100,7 +100,7 @@ class TextTable:
     def _texts(self, column: int) -> list[str]:
         return [self.titles[column], *(row[column] for row in self.rows)]
 
-    def _grid(self, shown: Sequence[int], widths: Sequence[int]) -> Iterator[Line]:
+    def _grid(self, shown: Sequence[int], widths: Sequence[int], width: int | None) -> Iterator[Line]:
         right = [column in self.right for column in shown]
         yield Line("titles", _padded([self.titles[column] for column in shown], widths, right))
         if self.rule:
@@ -109,7 +109,7 @@ class TextTable:
             cells = [wrapped(row[column], width) for column, width in zip(shown, widths, strict=True)]
             for texts in itertools.zip_longest(*cells, fillvalue=""):
                 yield Line("row", _padded(texts, widths, right))
-            yield from (Line("detail", (f"{MARGIN}{text}",)) for text in self._details(number))
+            yield from self._details(number, width)
 
     def _blocks(self, width: int) -> Iterator[Line]:
         """A block for each row: its first text, then a line for each other value that there is."""
@@ -121,10 +121,12 @@ class TextTable:
                 parts = wrapped(text, width - margin - len(MARGIN) - GAPS[0]) if text else []
                 for part, label in zip(parts, itertools.chain([title], itertools.repeat("")), strict=False):
                     yield Line("row", (f"{MARGIN}{_pad(label, margin, False)}", part))
-            yield from (Line("detail", (f"{MARGIN}{text}",)) for text in self._details(number))
+            yield from self._details(number, width)
 
-    def _details(self, number: int) -> Sequence[str]:
-        return self.details[number] if self.details else ()
+    def _details(self, number: int, width: int | None) -> Iterator[Line]:
+        for text in self.details[number] if self.details else ():
+            parts = [text] if width is None else wrapped(text, width - len(MARGIN))
+            yield from (Line("detail", (f"{MARGIN}{part}",)) for part in parts)
 
 
 def lines_of(
