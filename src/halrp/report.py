@@ -21,7 +21,7 @@ from halrp.retained import Retained
 from halrp.store import task_file
 from halrp.store.manifest import Manifest
 from halrp.store.store import Store
-from halrp.text import printable
+from halrp.text import counted, printable
 from halrp.text_table import TextTable
 
 TITLES = ("task", "bytes", "ranks", "start %", "score %", "retained")
@@ -75,7 +75,7 @@ class TaskReport:
             return ""
         if self.delta.is_base:
             return "the base itself"
-        parts = [f"{sum(self.ranks.values())} in {_count(len(self.ranks), 'weight')}"] if self.ranks else []
+        parts = [f"{sum(self.ranks.values())} in {counted(len(self.ranks), 'weight')}"] if self.ranks else []
         parts += [f"{len(self.dense)} dense"] if self.dense else []
         return ", ".join(parts) or "none"
 
@@ -113,7 +113,7 @@ class Check(NamedTuple):
 
     def __str__(self) -> str:
         """In words."""
-        return f"{self.kind}: {_count(self.tasks, 'task')} {self.result}"
+        return f"{self.kind}: {counted(self.tasks, 'task')} {self.result}"
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Report:
 
     def remarks(self) -> Iterator[str]:
         """What the numbers mean, and what was compared, a sentence or two in each line."""
-        whole = f"Base {self.base_bytes:,} bytes, with {_count(len(self.tasks), 'task')} {self.bytes:,} bytes"
+        whole = f"Base {self.base_bytes:,} bytes, with {counted(len(self.tasks), 'task')} {self.bytes:,} bytes"
         if self.tasks:
             times = self.separate_bytes / max(1, self.bytes)
             whole += f"; as separate networks {self.separate_bytes:,} bytes, {times:.1f} times as many"
@@ -185,9 +185,9 @@ class Report:
         """How many tasks are what was committed, in a sentence."""
         good, all_ = self.states["bitwise"], len(self.tasks)
         if good == all_:
-            return f"Retained 100 % (bitwise): {_count(all_, 'task')}."
+            return f"Retained 100 % (bitwise): {counted(all_, 'task')}."
         others = ", ".join(f"{count} {state}" for state, count in self.states.items() if state != "bitwise")
-        return f"Retained {100 * good / max(1, all_):.0f} % (bitwise): {good} of {_count(all_, 'task')}; {others}."
+        return f"Retained {100 * good / max(1, all_):.0f} % (bitwise): {good} of {counted(all_, 'task')}; {others}."
 
     @cached_property
     def checks(self) -> tuple[Check, ...]:
@@ -279,10 +279,6 @@ def _bytes(manifest: Manifest) -> int:
 
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _known(score: float) -> float | None:

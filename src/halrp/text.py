@@ -28,6 +28,11 @@ def as_json(value: Any) -> str:
     return json.dumps(value, indent=1).replace("\x7f", r"\u007f")  # the only one that JSON leaves as it is
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things, in words: 1 task, 2 tasks."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def _unsafe(character: str) -> bool:
     return unicodedata.category(character) in _UNSAFE and character not in _JOINERS
 

@@ -56,7 +56,6 @@ class _ErrorsAsExitCodes(TyperGroup):
 app = typer.Typer(
     cls=_ErrorsAsExitCodes,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     help="""Continual learning with one frozen base network and one small low-rank delta per task.
@@ -65,6 +64,8 @@ app = typer.Typer(
     with the current folder on the path. A STORE is the folder that learner.save(...) or Learner(..., store=...) wrote.
 
     Begin with: halrp explain my_models:build
+
+    Names after TAB, in your shell: halrp --install-completion
 
     Experiments: halrp run learns a stream with one method, halrp sweep does so with many; halrp methods, streams and
     presets list what is available.""",

@@ -13,6 +13,7 @@ from halrp.cli.screen import print_table
 from halrp.cli.store_report import is_store
 from halrp.errors import SettingError
 from halrp.terminal import echo, echo_json, print_prose
+from halrp.text import counted
 
 if TYPE_CHECKING:
     from halrp.lab.report.versus import SetsCompared
@@ -65,11 +66,11 @@ def _print_stores(result: StoresCompared, first: Path, second: Path) -> None:
         echo()
     same = sum(pair.bits in ("same file", "same numbers") for pair in result.pairs)
     base = "the same base" if result.same_base else "different bases"
-    echo(f"{len(result.pairs)} tasks in both, on {base}; {same} of them with the same bits.")
+    echo(f"{counted(len(result.pairs), 'task')} in both, on {base}; {same} with the same bits.")
     differences = [pair.difference for pair in result.pairs if pair.difference is not None]
     if differences:
         mean = 100 * sum(differences) / len(differences)
-        echo(f"Scores on validation data, B − A: {mean:+.1f} on average over {len(differences)} tasks.")
+        echo(f"Scores on validation data, B − A: {mean:+.1f} on average over {counted(len(differences), 'task')}.")
     for name, tasks in (("A", result.only_first), ("B", result.only_second)):
         if tasks:
             echo(f"Only in {name}: {', '.join(map(repr, tasks))}.")

@@ -23,6 +23,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from halrp.cli import completion
 from halrp.cli.options import Data, Json
 from halrp.cli.screen import print_table, show
 from halrp.errors import HalrpError, SettingError
@@ -123,7 +124,12 @@ def _print_table(rows: list[dict[str, Any]], verify: bool, root: Path) -> None:
 
 @app.command("get")
 def get_sets(
-    names: Annotated[list[str], typer.Argument(metavar="NAME", help="data sets, or all", show_default=False)],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME", help="data sets, or all", show_default=False, autocompletion=completion.data_sets
+        ),
+    ],
     data: Data = None,
     again: Annotated[
         bool, typer.Option("--official", help="download the official files even if the set is here in another layout")
@@ -214,7 +220,12 @@ def _summary(data_set: LoadedDataSet) -> str:
 
 @app.command("show")
 def show_stream(
-    stream: Annotated[str, typer.Argument(metavar="STREAM", help="such as cifar100-split", show_default=False)],
+    stream: Annotated[
+        str,
+        typer.Argument(
+            metavar="STREAM", help="such as cifar100-split", show_default=False, autocompletion=completion.streams
+        ),
+    ],
     output: Annotated[Path, typer.Option("-o", "--output", help="the picture: sheet.png", show_default=False)],
     order: Annotated[str, typer.Option(help="the order of the tasks")] = "A",
     seed: Annotated[int, typer.Option(help="which repeat: it draws the images")] = 0,

@@ -9,13 +9,17 @@ from typing import Annotated
 
 import typer
 
+from halrp.cli import completion
 from halrp.cli.options import Data, Json
 from halrp.cli.screen import print_table
 from halrp.terminal import echo, echo_block, echo_json
 
 
 def show_methods(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="show one method", show_default=False)] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="show one method", show_default=False, autocompletion=completion.methods),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List the methods, or one method's settings and their defaults.
@@ -89,7 +93,10 @@ def show_backbones(as_json: Json = False) -> None:
 
 
 def show_presets(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="print this preset", show_default=False)] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="print this preset", show_default=False, autocompletion=completion.presets),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List the presets, or print one, to copy and change.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
+from halrp.cli import completion
 from halrp.cli.options import Json
 from halrp.cli.screen import show
 from halrp.cli.store import Folder, load_model
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 SigningKey: TypeAlias = Annotated[
     Path | None, typer.Option("--key", metavar="FILE", help="sign the change with this key, and verify what is there")
 ]
-Task: TypeAlias = Annotated[str, typer.Argument(metavar="TASK", help="the name of a task", show_default=False)]
+Task: TypeAlias = Annotated[
+    str,
+    typer.Argument(metavar="TASK", help="the name of a task", show_default=False, autocompletion=completion.tasks),
+]
 
 
 def remove_task(store: Folder, task: Task, key: SigningKey = None, as_json: Json = False) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from halrp.cli import completion
 from halrp.cli.options import (
     Backbone,
     Data,
@@ -38,7 +39,12 @@ if TYPE_CHECKING:
 def run_cell(
     preset: Annotated[
         str | None,
-        typer.Argument(metavar="PRESET", help="a preset or a sweep's file to take the cell from", show_default=False),
+        typer.Argument(
+            metavar="PRESET",
+            help="a preset or a sweep's file to take the cell from",
+            show_default=False,
+            autocompletion=completion.presets,
+        ),
     ] = None,
     method: Method = None,
     stream: Stream = None,
@@ -162,7 +168,15 @@ def _prepare(cells: list[Cell], data: Path | None, elsewhere: bool = False) -> P
 
 
 def run_sweep(
-    name: Annotated[str, typer.Argument(metavar="PRESET|FILE", help="see: halrp presets", show_default=False)],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="PRESET|FILE",
+            help="see: halrp presets",
+            show_default=False,
+            autocompletion=completion.presets,
+        ),
+    ],
     wanted: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="further values of --only", show_default=False)
     ] = None,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from halrp.cli import completion
 from halrp.cli.options import Json
 from halrp.cli.screen import print_table
 from halrp.errors import SettingError
@@ -96,7 +97,13 @@ def explain_model(
 def inspect_store(
     store: Folder,
     tasks: Annotated[
-        list[str] | None, typer.Argument(metavar="[TASK]...", help="show these tasks only", show_default=False)
+        list[str] | None,
+        typer.Argument(
+            metavar="[TASK]...",
+            help="show these tasks only",
+            show_default=False,
+            autocompletion=completion.tasks,
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -218,7 +225,15 @@ def export_task(
         list[str] | None,
         typer.Option(help="inputs are integers below this number, such as token ids; NAME=N for one of several"),
     ] = None,
-    task: Annotated[str | None, typer.Argument(metavar="[TASK]", help="the name of a task", show_default=False)] = None,
+    task: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[TASK]",
+            help="the name of a task",
+            show_default=False,
+            autocompletion=completion.tasks,
+        ),
+    ] = None,
     family: Annotated[
         bool, typer.Option("--family", help="every task: one ONNX graph, and an adapter of ONNX Runtime for each")
     ] = False,

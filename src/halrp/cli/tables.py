@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from halrp.cli import completion
 from halrp.cli.results import Paths, loaded, print_left_out
 from halrp.errors import SettingError
 from halrp.lab.names import check_name
@@ -29,7 +30,9 @@ SPARE = ("all_mopd", "stl_mopd", "over", "runs", "orders")
 
 def tables(
     paths: Paths = None,
-    table: Annotated[str, typer.Option(metavar="KEY", help=f"which table: {', '.join(KEYS)}")] = KEYS[0],
+    table: Annotated[
+        str, typer.Option(metavar="KEY", help=f"which table: {', '.join(KEYS)}", autocompletion=completion.among(KEYS))
+    ] = KEYS[0],
     stream: Annotated[list[str] | None, typer.Option(help="only this stream; may be given several times")] = None,
     backbone: Annotated[list[str] | None, typer.Option(help="only this backbone")] = None,
     fraction: Annotated[list[float] | None, typer.Option(help="only this share of the data, such as 0.25")] = None,

@@ -28,6 +28,7 @@ from halrp.model.base import Base
 from halrp.model.factors import Factors, identity_factors
 from halrp.model.plan import plan
 from halrp.store.store import Store
+from halrp.text import counted
 from halrp.tools.listing import listing
 from halrp.tools.verify import Finding, verify
 
@@ -108,7 +109,7 @@ def devices() -> Iterator[Remark]:
 def threads() -> Iterator[Remark]:
     """How many threads torch uses, and how many processors there are for them."""
     cores, used = processors(), torch.get_num_threads()
-    text = f"torch uses {used} of {_count(cores, 'processor')}"
+    text = f"torch uses {used} of {counted(cores, 'processor')}"
     given = os.environ.get("OMP_NUM_THREADS")
     if used > cores:
         yield Remark("threads", "advice", text, f"more threads than processors wait for each other; {_setting(cores)}")
@@ -116,7 +117,7 @@ def threads() -> Iterator[Remark]:
         yield Remark("threads", "good", text + (f" (OMP_NUM_THREADS={given})" if given else ""))
     busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if busy > 1.5 * cores:
-        text = f"other programs keep the machine busy: a load of {busy:.1f} on {_count(cores, 'processor')}"
+        text = f"other programs keep the machine busy: a load of {busy:.1f} on {counted(cores, 'processor')}"
         yield Remark("load", "note", text, "times that are measured now say little")
 
 
@@ -233,7 +234,7 @@ def store(folder: str | os.PathLike[str], model: nn.Module | None = None) -> Ite
     if not repairs.steps and not bad:
         good = sum(finding.status == "good" for finding in findings)
         compared = " and fit the model" if model is not None else ""
-        yield Remark("store", "good", f"{_count(good, 'file')} of {path} are what was committed{compared}")
+        yield Remark("store", "good", f"{counted(good, 'file')} of {path} are what was committed{compared}")
     yield from _besides(path, findings)
 
 
@@ -241,7 +242,7 @@ def _besides(path: Path, findings: tuple[Finding, ...]) -> Iterator[Remark]:
     """What is harmless and takes space, or waits for somebody."""
     unfinished = sum(finding.status == "unfinished" for finding in findings)
     if unfinished:
-        text = f"{_count(unfinished, 'checkpoint')} of interrupted tasks"
+        text = f"{counted(unfinished, 'checkpoint')} of interrupted tasks"
         yield Remark("store", "note", text, "learn these tasks again with the same data to resume them")
     try:
         content = listing(path)
@@ -249,7 +250,7 @@ def _besides(path: Path, findings: tuple[Finding, ...]) -> Iterator[Remark]:
         return
     old = sum(len(task["versions"]) for task in content["tasks"])
     if old:
-        yield Remark("store", "note", f"{_count(old, 'old version')} of tasks", f"halrp drop {path} TASK removes them")
+        yield Remark("store", "note", f"{counted(old, 'old version')} of tasks", f"halrp drop {path} TASK removes them")
     if content["trash_bytes"]:
         text, advice = (
             f"{content['trash_bytes']:,} bytes in the trash",
@@ -260,10 +261,6 @@ def _besides(path: Path, findings: tuple[Finding, ...]) -> Iterator[Remark]:
     if free < max(2 * content["bytes"], 1 << 28):
         text = f"{free >> 20:,} MB are free on its disk"
         yield Remark("disk", "advice", text, "a commit needs room for the new task's file; make some")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _line(error: Exception) -> str:
