@@ -134,10 +134,10 @@ def test_a_good_store_is_good_and_nothing_changes(store: Path) -> None:
 
 def test_damage_has_advice_and_an_exit_code(store: Path) -> None:
     (store / Store(store).manifest().tasks["b"].file).write_bytes(b"cut")
-    said = remarks(store)
-    assert {state for state, _ in said} == {"problem"}
-    assert any("halrp repair" in text and "sets it aside" in text for _, text in said)
-    assert any("learn the task again" in text for _, text in said)
+    listed = remarks(store)
+    assert {state for state, _ in listed} == {"problem"}
+    assert any("halrp repair" in text and "sets it aside" in text for _, text in listed)
+    assert any("learn the task again" in text for _, text in listed)
     assert ran("doctor", store, "--no-speed").code == 1
     (store / "manifest.json").unlink()
     assert any("makes it again" in text for _, text in remarks(store))
@@ -155,10 +155,10 @@ def test_what_takes_space_or_waits_is_noted(store: Path, monkeypatch: pytest.Mon
     (store / "work" / "d").mkdir(parents=True)
     (store / "work" / "d" / "state").write_bytes(b"x")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
-    said = remarks(store)
-    assert [state for state, _ in said] == ["good", "note", "note", "note", "advice"]
+    listed = remarks(store)
+    assert [state for state, _ in listed] == ["good", "note", "note", "note", "advice"]
     for words in ("1 checkpoint of", "1 old version of", "--empty-trash", "1 MB are free"):
-        assert any(words in text for _, text in said)
+        assert any(words in text for _, text in listed)
 
 
 def test_a_model_without_a_store_is_refused() -> None:

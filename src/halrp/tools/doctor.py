@@ -98,7 +98,7 @@ def devices() -> Iterator[Remark]:
         advice = "install a build of torch for CUDA: https://pytorch.org/get-started/locally"
         yield Remark("device", "advice", "there is a GPU of NVIDIA, and this torch is built without CUDA", advice)
     elif torch.version.cuda is not None:
-        advice = "look at the driver and at CUDA_VISIBLE_DEVICES, or go on with the processor"
+        advice = "look at the driver and at CUDA_VISIBLE_DEVICES, or stay with the processor"
         yield Remark("device", "advice", "this torch is built for CUDA and sees no GPU", advice)
     elif torch.backends.mps.is_available():
         yield Remark("device", "good", "mps: the GPU of this Mac; move the model there with model.to('mps')")
@@ -147,9 +147,9 @@ def speed() -> Iterator[Remark]:
         yield Remark("speed", "good", f"{text}, with 1 thread")
         return
     with _threads(1):
-        one = _measured(steps)
-    text += f" with {used} threads, {_ms(one['delta'])} with 1"
-    if many["delta"] > SLOWER * one["delta"]:
+        single = _measured(steps)
+    text += f" with {used} threads, {_ms(single['delta'])} with 1"
+    if many["delta"] > SLOWER * single["delta"]:
         yield Remark("speed", "advice", text, f"one thread is faster for small networks here; {_setting(1)}")
     else:
         yield Remark("speed", "good", text)
