@@ -25,8 +25,8 @@ from halrp.text import counted, printable
 from halrp.text_table import TextTable
 
 TITLES = ("task", "bytes", "ranks", "start %", "score %", "retained")
-RIGHT, WRAP, SPARE = (1, 3, 4), (0, 2), (3,)
-"""Columns that are aligned at the right, that may have several lines, and that a narrow screen leaves out."""
+RIGHT, WRAP, SPARE, SCORES = (1, 3, 4), (0, 2), (3,), (3, 4)
+"""Columns that are aligned at the right, that may have several lines, that a narrow screen leaves out, and scores."""
 
 
 @dataclass(frozen=True)
@@ -161,8 +161,12 @@ class Report:
 
     @property
     def table(self) -> TextTable:
-        """The rows of tasks."""
-        return TextTable(TITLES, [task.cells for task in self.tasks], RIGHT, WRAP, SPARE)
+        """The rows of tasks, without scores if there are none."""
+        rows = [task.cells for task in self.tasks]
+        shown = [number for number in range(len(TITLES)) if number not in SCORES or any(row[number] for row in rows)]
+        at = [{shown.index(number) for number in names if number in shown} for names in (RIGHT, WRAP, SPARE)]
+        cells = [[row[number] for number in shown] for row in rows]
+        return TextTable([TITLES[number] for number in shown], cells, right=at[0], wrap=at[1], spare=at[2])
 
     def remarks(self) -> Iterator[str]:
         """What the numbers mean, and what was compared, a sentence or two in each line."""

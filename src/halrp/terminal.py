@@ -76,11 +76,12 @@ def print_table(table: TextTable, colours: Mapping[str, str] | None = None) -> N
         console.print(styled, highlight=False)
 
 
-def print_prose(text: str) -> None:
-    """Print a remark, wrapped at words."""
-    console = Terminal(width=10_000)
-    for line in wrapped(printable(text), columns() or WIDTH):
-        console.print(Text(line, style="dim"), highlight=False)
+def print_prose(text: str, style: str = "dim") -> None:
+    """Print a remark, wrapped at words; lines that follow are indented as the first one is."""
+    console, words = Terminal(width=10_000), printable(text).lstrip(" ")
+    margin = " " * (len(text) - len(text.lstrip(" ")))
+    for line in wrapped(words, (columns() or WIDTH) - len(margin)):
+        console.print(Text(f"{margin}{line}", style=style), highlight=False)
 
 
 class Terminal(Console):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halrp.cli.store import load_model
-from halrp.terminal import echo, print_table
+from halrp.terminal import echo, print_prose, print_table
 
 if TYPE_CHECKING:
     from halrp.lab.report.page import Section
@@ -47,7 +47,7 @@ def show(report: Report) -> None:
         print_table(report.table, COLOURS)
         echo()
     for line in report.remarks():
-        echo(line)
+        print_prose(line, style="")
 
 
 # ---- the page -----------------------------------------------------------------------------------------------------
