@@ -69,7 +69,7 @@ class TaskReport:
         return tuple(name for name in self.delta.dense if self.delta.layout.by_name[name].kind == "adapted")
 
     @property
-    def ranks_in_words(self) -> str:
+    def _ranks_in_words(self) -> str:
         """The sum of the ranks, and over how many weights."""
         if self.delta is None:
             return ""
@@ -83,7 +83,7 @@ class TaskReport:
     def cells(self) -> tuple[str, ...]:
         """The row of the table."""
         scores = _percent(self.start), _percent(self.score)
-        return printable(self.name), f"{self.bytes:,}", self.ranks_in_words, *scores, self.retained.state
+        return printable(self.name), f"{self.bytes:,}", self._ranks_in_words, *scores, self.retained.state
 
     def to_json(self) -> dict[str, Any]:
         """The task as plain JSON values."""

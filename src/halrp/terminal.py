@@ -23,8 +23,8 @@ from halrp.text_table import TextTable, wrapped
 
 LINES = "\n\t"
 """Control characters that a block of text may have."""
-WIDTH = 100
-"""Characters at which prose of a table is wrapped where there is no terminal; other columns are never cut there."""
+TABLE, PROSE = 160, 100
+"""Characters at which columns of prose, and remarks, are wrapped where there is no terminal; nothing else is then."""
 STYLES = {"titles": "bold", "detail": "dim", "note": "dim"}
 """How lines of a table are drawn."""
 
@@ -68,7 +68,7 @@ def print_table(table: TextTable, colours: Mapping[str, str] | None = None) -> N
     )
     width = columns()
     console = Terminal(width=10_000)  # lines are as long as they must be, and none is wrapped again
-    for line in safe.lines(width or WIDTH, strict=width is not None):
+    for line in safe.lines(width or TABLE, strict=width is not None):
         styled = Text(style=STYLES.get(line.kind, ""))
         for number, text in enumerate(line.texts):
             styled.append(" " * line.gap * bool(number)).append(text, (colours or {}).get(text.strip()))
@@ -80,7 +80,7 @@ def print_prose(text: str, style: str = "dim") -> None:
     """Print a remark, wrapped at words; lines that follow are indented as the first one is."""
     console, words = Terminal(width=10_000), printable(text).lstrip(" ")
     margin = " " * (len(text) - len(text.lstrip(" ")))
-    for line in wrapped(words, (columns() or WIDTH) - len(margin)):
+    for line in wrapped(words, (columns() or PROSE) - len(margin)):
         console.print(Text(f"{margin}{line}", style=style), highlight=False)
 
 

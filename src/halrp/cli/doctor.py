@@ -12,10 +12,11 @@ import typer
 
 from halrp.cli.extras import PACKAGES
 from halrp.cli.options import Json
-from halrp.cli.store import load_model
+from halrp.cli.store import HeadOption, OutputsOption, TransformOption
 from halrp.errors import SettingError
 from halrp.terminal import echo, echo_json, print_table
 from halrp.text_table import TextTable
+from halrp.tools.importing import build_model, call_options
 
 if TYPE_CHECKING:
     from halrp.tools.doctor import Remark
@@ -28,6 +29,9 @@ def doctor(
         Path | None, typer.Argument(metavar="[STORE]", help="also examine this store", show_default=False)
     ] = None,
     model: Annotated[str | None, typer.Option(help="package.module:callable; also whether the store fits it")] = None,
+    head: HeadOption = None,
+    outputs: OutputsOption = None,
+    transform: TransformOption = None,
     speed: Annotated[bool, typer.Option("--speed/--no-speed", help="measure a small training step")] = True,
     as_json: Json = False,
 ) -> None:
@@ -43,7 +47,8 @@ def doctor(
         raise SettingError(f"--model {model} is compared with a store; name the store: halrp doctor STORE --model ...")
     remarks = [*look.machine(measure=speed), *extras()]
     if store is not None:
-        remarks += look.store(store, None if model is None else load_model(model))
+        options = call_options(head, outputs, transform)
+        remarks += look.store(store, None if model is None else build_model(model), **options)
     if as_json:
         echo_json([asdict(remark) for remark in remarks])
     else:

@@ -12,8 +12,9 @@ import typer
 from halrp.cli import completion
 from halrp.cli.options import Json
 from halrp.cli.screen import show
-from halrp.cli.store import Folder, load_model
+from halrp.cli.store import Folder
 from halrp.terminal import echo, echo_json
+from halrp.tools.importing import build_model
 
 if TYPE_CHECKING:
     from halrp.model.base import Base
@@ -163,7 +164,7 @@ def _base_of(reference: str, store: Store) -> Base:
     from halrp.model.base import Base
     from halrp.model.plan import plan
 
-    module, head, channels_last = *with_head(load_model(reference), None), True
+    module, head, channels_last = *with_head(build_model(reference), None), True
     try:
         manifest = store.manifest()
         module, head = as_stored(module, manifest.head, store.layouts(manifest).values())

@@ -14,12 +14,15 @@ from rich.filesize import decimal
 from halrp.cli import store_report
 from halrp.cli.options import Json
 from halrp.cli.results import loaded, print_left_out
+from halrp.cli.store import HeadOption, OutputsOption, TransformOption
 from halrp.errors import SettingError
 from halrp.terminal import echo, echo_json
+from halrp.tools.importing import call_options
 
 if TYPE_CHECKING:
     from halrp.lab.report.figure import Figure, Plot
     from halrp.lab.report.page import Section
+    from halrp.report import Report
 
 
 TITLE = "Continual learning, measured"
@@ -57,6 +60,9 @@ def report(
     model: Annotated[
         str | None, typer.Option(help="of a store: package.module:callable; also compute outputs again")
     ] = None,
+    head: HeadOption = None,
+    outputs: OutputsOption = None,
+    transform: TransformOption = None,
     key: Annotated[
         Path | None, typer.Option("--key", metavar="FILE", help="of a store: use only what this key signed")
     ] = None,
@@ -84,21 +90,19 @@ def report(
     if any(map(store_report.is_store, folders)):
         if len(folders) > 1 or figures is not None:
             raise SettingError("a report on a store is about one store, and has no figures; name the store alone")
-        _of_store(folders[0], target, title, model, key, as_json)
+        content = store_report.read(folders[0], key, model, call_options(head, outputs, transform))
+        _of_store(content, folders[0], target, title, as_json)
         return
-    if model is not None or key is not None:
-        raise SettingError(f"--model and --key are about a store, and {folders[0]} is none; leave them out")
+    if any(option is not None for option in (model, head, outputs, transform, key)):
+        raise SettingError(f"--model, --key and so on are about a store, and {folders[0]} is none; leave them out")
     if figures is not None and figures.exists() and not figures.is_dir():
         raise SettingError(f"{str(figures)!r} is not a folder; name one that figures can be saved in")
     _of_records(folders, target, title or TITLE, figures, file_format, as_json)
 
 
-def _of_store(
-    folder: Path, target: Path | None, title: str | None, model: str | None, key: Path | None, as_json: bool
-) -> None:
+def _of_store(content: Report, folder: Path, target: Path | None, title: str | None, as_json: bool) -> None:
     from halrp.store import atomic
 
-    content = store_report.read(folder, model, key)
     if as_json:
         echo_json(content.to_json())
     else:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from halrp.cli.store import load_model
 from halrp.terminal import echo, print_prose, print_table
 
 if TYPE_CHECKING:
@@ -25,8 +24,11 @@ def is_store(path: Path) -> bool:
     return path.is_dir() and ((path / "manifest.json").exists() or any(any(path.glob(half)) for half in HALVES))
 
 
-def read(folder: Path, model: str | None, key: Path | None) -> Report:
-    """What a store holds; with a model, its tasks are loaded and compute the outputs that their files prove."""
+def read(folder: Path, key: Path | None, model: str | None, options: Mapping[str, Any]) -> Report:
+    """What a store holds; with a model, its tasks are loaded and compute the outputs that their files prove.
+
+    `options` are what else `Learner.load` needs of the model.
+    """
     from halrp.errors import DamagedTaskWarning
     from halrp.report import of_store
     from halrp.store.store import Store
@@ -35,10 +37,12 @@ def read(folder: Path, model: str | None, key: Path | None) -> Report:
     if model is None or not report.tasks or len(report.problems) == len(report.tasks):
         return report
     from halrp.learner import Learner
+    from halrp.tools.importing import build_model
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DamagedTaskWarning)  # the report names them
-        return Learner.load(folder, load_model(model), verify_key=key, skip_damaged=True).report()
+        loaded = Learner.load(folder, build_model(model), verify_key=key, skip_damaged=True, **options)
+    return loaded.report()
 
 
 def show(report: Report) -> None:

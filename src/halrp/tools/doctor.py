@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -214,12 +214,15 @@ def _ms(seconds: float) -> str:
 # ---- a store ------------------------------------------------------------------------------------------------------
 
 
-def store(folder: str | os.PathLike[str], model: nn.Module | None = None) -> Iterator[Remark]:
-    """Whether a store can be read as it was committed, and what lies in it besides; with a model, whether tasks fit."""
+def store(folder: str | os.PathLike[str], model: nn.Module | None = None, **options: Any) -> Iterator[Remark]:
+    """Whether a store can be read as it was committed, and what lies in it besides; with a model, whether tasks fit.
+
+    `options` are what else `verify` needs of the model.
+    """
     path = Path(folder)
     try:
         repairs = Store(path).repair(dry_run=True)
-        findings = verify(path, model)
+        findings = verify(path, model, **options)
     except StoreError as error:
         yield Remark("store", "problem", _line(error), "restore a copy, or name the folder that a learner saved to")
         return
