@@ -58,8 +58,11 @@ def columns() -> int | None:
     return Terminal().width if sys.stdout.isatty() else None
 
 
-def print_table(table: TextTable, colours: Mapping[str, str] | None = None) -> None:
-    """Print a table as wide as the terminal is; `colours` are those of cells, by their texts."""
+def print_table(table: TextTable, colours: Mapping[str, str] | None = None, piped: int = TABLE) -> None:
+    """Print a table as wide as the terminal is, or in a pipe about as wide as `piped`.
+
+    `colours` are those of cells, by their texts.
+    """
     safe = replace(
         table,
         titles=[*map(printable, table.titles)],
@@ -68,7 +71,7 @@ def print_table(table: TextTable, colours: Mapping[str, str] | None = None) -> N
     )
     width = columns()
     console = Terminal(width=10_000)  # lines are as long as they must be, and none is wrapped again
-    for line in safe.lines(width or TABLE, strict=width is not None):
+    for line in safe.lines(width or piped, strict=width is not None):
         styled = Text(style=STYLES.get(line.kind, ""))
         for number, text in enumerate(line.texts):
             styled.append(" " * line.gap * bool(number)).append(text, (colours or {}).get(text.strip()))

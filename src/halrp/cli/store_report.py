@@ -100,7 +100,7 @@ def _tasks(report: Report) -> Table:
     )
     rows = [_task(task.to_json()) for task in report.tasks]
     about = "A row for each task, in the order of learning."
-    return _table("tasks", "Tasks", about, columns, rows, {"start", "score", "dense", "outputs", "problem"})
+    return _table("tasks", "Every task", about, columns, rows, {"start", "score", "dense", "outputs", "problem"})
 
 
 def _task(facts: Mapping[str, Any]) -> dict[str, Any]:

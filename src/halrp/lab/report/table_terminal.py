@@ -35,7 +35,7 @@ def print_table(
         details.append([text for key, apart in below.items() for text in str(row.get(key) or "").split(apart) if text])
     for title, (rows, details) in sections.items():
         Terminal().print(f"\n[bold]{terminal.safe_markup(title)}[/bold]", highlight=False)
-        terminal.print_table(TextTable(titles, rows, right, {0}, optional, details), COLOURS)
+        terminal.print_table(TextTable(titles, rows, right, {0}, optional, details), COLOURS, terminal.PROSE)
     if table.about:
         terminal.echo()
         terminal.print_prose(table.about)
