@@ -24,8 +24,8 @@ def svg(width: int, height: int, parts: Sequence[str], title: str) -> str:
 
 def text(x: float, y: float, content: str, anchor: str = "start", colour: str = INK, size: int = 11) -> str:
     """One line of text."""
-    place = f"x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}' fill='{colour}' font-size='{size}'"
-    return f"<text {place}>{escape(content)}</text>"
+    attributes = f"x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}' fill='{colour}' font-size='{size}'"
+    return f"<text {attributes}>{escape(content)}</text>"
 
 
 def matrix(x: float, y: float, values: Sequence[Sequence[float]], cell: float, limit: float) -> str:
@@ -35,10 +35,10 @@ def matrix(x: float, y: float, values: Sequence[Sequence[float]], cell: float, l
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows, 9)), (b"IEND", b""))
     png = b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, content) for kind, content in chunks)
-    place = f"x='{x:.1f}' y='{y:.1f}' width='{width * cell:.1f}' height='{height * cell:.1f}'"
+    attributes = f"x='{x:.1f}' y='{y:.1f}' width='{width * cell:.1f}' height='{height * cell:.1f}'"
     data = base64.b64encode(png).decode()
-    frame = f"<rect {place} fill='none' stroke='{SOFT}' stroke-width='.5'/>"
-    return f"<image {place} style='image-rendering:pixelated' href='data:image/png;base64,{data}'/>{frame}"
+    frame = f"<rect {attributes} fill='none' stroke='{SOFT}' stroke-width='.5'/>"
+    return f"<image {attributes} style='image-rendering:pixelated' href='data:image/png;base64,{data}'/>{frame}"
 
 
 def _chunk(kind: bytes, content: bytes) -> bytes:

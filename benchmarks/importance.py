@@ -53,7 +53,7 @@ STREAMS = (
     ("cifar100-superclass", "lenet", 0.25),
 )
 """Stream, network and share of the training images."""
-KEPT = (0.0, 0.1, 0.3)
+SHARES = (0.0, 0.1, 0.3)
 """Shares of a layer's components that a cut leaves."""
 STATISTICS = ("moving average", "exact")
 RECIPE = Recipe(epochs=20)
@@ -77,14 +77,14 @@ class Measuring:
         """Measure every cut of every weight, under both kinds of statistics."""
         for kind in STATISTICS:
             net = copy.deepcopy(module)
-            own = {name: parameter for name, parameter in net.named_parameters() if name in self.base}
+            adapted = {name: parameter for name, parameter in net.named_parameters() if name in self.base}
             if kind == "exact":
                 exactly(net, data)
             scalars: dict[str, Importance] = {"paper": GradientNorm(), "released": MeanSquare()}
-            predicted = {name: rule(net, own, data, batch) for name, rule in scalars.items()}
-            moments, before = curvature(net, own, data, batch), evaluate(net, data, BATCH)[0]
-            for view, name, kept, error in cuts(own, self.base):
-                row = {"view": view, "weight": name, "kept": kept, "statistics": kind}
+            predicted = {name: rule(net, adapted, data, batch) for name, rule in scalars.items()}
+            moments, before = curvature(net, adapted, data, batch), evaluate(net, data, BATCH)[0]
+            for view, name, share, error in cuts(adapted, self.base):
+                row = {"view": view, "weight": name, "kept": share, "statistics": kind}
                 square = float(error.square().sum())
                 row |= {estimate: 0.5 * float(values[name]) * square for estimate, values in predicted.items()}
                 if (factors := moments.get(name)) is not None:
@@ -108,11 +108,11 @@ def cuts(free: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> Iterator[tup
                 residual = weight - scaled(base[name], r, s)
                 matrix = decompose.matrix(residual, view)
                 u, sigma, v = decompose.plain(matrix)
-                for kept in KEPT:
-                    rank = round(kept * len(sigma))
+                for share in SHARES:
+                    rank = round(share * len(sigma))
                     low = (u[:, :rank] * sigma[:rank]) @ v[:, :rank].mT
                     spread = low.reshape(*low.shape, *(1 for _ in residual.shape[2:])) if view == "mean" else low
-                    yield view, name, kept, residual - (spread if view == "mean" else low.reshape(residual.shape))
+                    yield view, name, share, residual - (spread if view == "mean" else low.reshape(residual.shape))
 
 
 def after(net: nn.Module, name: str, error: Tensor, data: Data, kind: str) -> float:
@@ -151,9 +151,9 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for estimate in ESTIMATES:
             mine = [row for row in rows if row["statistics"] == kind and estimate in row]
             line: dict[str, Any] = {"statistics": kind, "estimate": estimate}
-            for title, kept in (("dropped", KEPT[:1]), ("all cuts", KEPT)):
+            for title, shares in (("dropped", SHARES[:1]), ("all cuts", SHARES)):
                 by_task = [
-                    statistics.fmean(_agreement(mine, estimate, task, view, kept) for view in decompose.VIEWS)
+                    statistics.fmean(_agreement(mine, estimate, task, view, shares) for view in decompose.VIEWS)
                     for task in dict.fromkeys(row["task"] for row in mine)
                 ]
                 error = statistics.stdev(by_task) / math.sqrt(len(by_task)) if len(by_task) > 1 else None
@@ -164,8 +164,8 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return lines
 
 
-def _agreement(rows: list[dict[str, Any]], estimate: str, task: str, view: str, kept: tuple[float, ...]) -> float:
-    chosen = [row for row in rows if row["task"] == task and row["view"] == view and row["kept"] in kept]
+def _agreement(rows: list[dict[str, Any]], estimate: str, task: str, view: str, shares: tuple[float, ...]) -> float:
+    chosen = [row for row in rows if row["task"] == task and row["view"] == view and row["kept"] in shares]
     return correlation([row[estimate] for row in chosen], [row["measured"] for row in chosen])
 
 
@@ -183,7 +183,8 @@ def main() -> None:
         record["cuts"] += [about | row for row in rows]
         record["rows"] += [about | line for line in summary(rows)]
         for line in record["rows"][-len(STATISTICS) * len(ESTIMATES) :]:
-            numbers = "".join(f"{line[key] or math.nan:10.2f}" for key in ("dropped", "all cuts", "ratio"))
+            shown = (math.nan if line[key] is None else line[key] for key in ("dropped", "all cuts", "ratio"))
+            numbers = "".join(f"{number:10.2f}" for number in shown)
             print(f"{stream:<22}{fraction:6g}  {line['statistics']:<16}{line['estimate']:<12}{numbers}", flush=True)
         if options.json:
             atomic.write(options.json, (json.dumps(record, indent=1) + "\n").encode())

@@ -210,11 +210,11 @@ def spectra(record: Mapping[str, Any]) -> str:
     panel = Panel(50, 30, 330, 150, (0, 32), (0, top))
     panel.axes("component", "singular value σ")
     for colour, (name, values) in zip(COLOURS, record["spectra"].items(), strict=False):
-        kept = record["ranks"][name]
+        rank = record["ranks"][name]
         points = [(i + 0.5, v) for i, v in enumerate(values)]
-        panel.dots(points[kept:], colour, 2.5, hollow=True)
-        panel.dots(points[:kept], colour, 3)
-    names = [f"{title}: {record['ranks'][name]} kept" for name, title in LAYERS.items()]
+        panel.dots(points[rank:], colour, 2.5, hollow=True)
+        panel.dots(points[:rank], colour, 3)
+    names = [f"{title}: rank {record['ranks'][name]}" for name, title in LAYERS.items()]
     return svg(540, 225, [*panel.parts, *legend(395, 60, names)], "Singular values of the residuals")
 
 
@@ -240,8 +240,8 @@ def ranks(record: Mapping[str, Any]) -> str:
     entries = sorted(entries, reverse=True)[:48]
     panel = Panel(70, 30, 320, 150, (-1, 48), (entries[-1][0] / 2, entries[0][0] * 2), (False, True))
     panel.axes("components of all layers, best first", "predicted worth for each stored number")
-    for i, (worth, number, kept) in enumerate(entries):
-        panel.bar(i, worth, 5, COLOURS[number], 1 if kept else 0.3)
+    for i, (worth, number, stored) in enumerate(entries):
+        panel.bar(i, worth, 5, COLOURS[number], 1 if stored else 0.3)
     bound = text(400, 130, f"full colour: what {record['numbers']}", colour=SOFT) + text(
         400, 145, "numbers pay for", colour=SOFT
     )
@@ -265,7 +265,7 @@ def budget(record: Mapping[str, Any]) -> str:
         text(400, 60, "mean of three seeds", colour=INK),
         text(400, 76, "small: each seed", colour=SOFT),
     ]
-    return svg(540, 225, parts, "What the budget buys")
+    return svg(540, 225, parts, "What the budget pays for")
 
 
 def main() -> None:

@@ -69,9 +69,9 @@ def target(folder: Path, path: str, page: Path) -> str:
     return f"{REPOSITORY}/{kind}/main/{leads_to.relative_to(ROOT)}"
 
 
-def as_written(app: Any, what: str, name: str, value: object, options: Any, lines: list[str]) -> None:
+def as_written(app: Any, kind: str, name: str, value: object, options: Any, lines: list[str]) -> None:
     """Docstrings are text with code in backticks; nothing else in them is markup. A table has not that of its type."""
-    if what == "data" and lines and "\n".join(lines).strip() == (inspect.getdoc(type(value)) or "").strip():
+    if kind == "data" and lines and "\n".join(lines).strip() == (inspect.getdoc(type(value)) or "").strip():
         lines.clear()
     text = "`".join(escaped(part) for part in enumerate("\n".join(lines).split("`")))
     lines[:] = unindented(text.split("\n"))

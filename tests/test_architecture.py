@@ -28,7 +28,7 @@ LIBRARY = (
     ("halrp.managed",),
     ("halrp.predictions",),
     ("halrp.learner", "halrp.parallel", "halrp.callbacks"),
-    ("halrp.tools", "halrp.sklearn", "halrp.server"),
+    ("halrp.tools", "halrp.sklearn", "halrp.server", "halrp.mlflow"),
 )
 """The library's rooms, each line above the one before it. A module imports from its own line and from lines before."""
 
@@ -140,17 +140,28 @@ def test_the_server_needs_no_training_code() -> None:
     assert not [name for name in modules if name.startswith(("halrp.training", "halrp.method", "halrp.learner"))]
 
 
+def without(*doors: str) -> list[str]:
+    """The modules of the library that are not behind a door to an optional package."""
+    return [n for n in MODULES if room(n) in {r for rooms in LIBRARY for r in rooms}.difference(doors)]
+
+
 def test_only_the_server_loads_a_web_framework() -> None:
-    names = [n for n in MODULES if room(n) in {r for rooms in LIBRARY for r in rooms} and room(n) != "halrp.server"]
+    names = without("halrp.server", "halrp.mlflow")  # MLflow loads one itself
     assert loaded_after(*names).isdisjoint({"starlette", "uvicorn"})
+
+
+def test_a_task_that_mlflow_loads_needs_no_training_code() -> None:
+    pytest.importorskip("mlflow")
+    modules = loaded_after("halrp.mlflow")
+    assert not [name for name in modules if name.startswith(("halrp.training", "halrp.method", "halrp.learner"))]
 
 
 def test_the_version_needs_nothing() -> None:
     assert "torch" not in loaded_after("halrp")
 
 
-def test_the_library_loads_no_optional_package_but_scikit_learn_by_its_door() -> None:
-    names = [n for n in MODULES if room(n) in {r for rooms in LIBRARY for r in rooms} and room(n) != "halrp.sklearn"]
+def test_the_library_loads_no_optional_package_but_by_its_door() -> None:
+    names = without("halrp.sklearn", "halrp.mlflow")
     packages = "[name for name in ('sklearn', 'transformers', 'timm', 'torchvision', 'pandas') if name in sys.modules]"
     code = f"import sys, {', '.join(names)}; print({packages}); import halrp.sklearn; print('sklearn' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -76,7 +76,7 @@ def test_weights_and_biases_gets_every_epoch(monkeypatch: pytest.MonkeyPatch) ->
             "torch.utils.tensorboard",
             r"tensorboard; run: pip install 'halrp\[tensorboard\]'",
         ),
-        (MLflow, "mlflow", "mlflow; run: pip install 'mlflow'"),
+        (MLflow, "mlflow", r"mlflow; run: pip install 'halrp\[mlflow\]'"),
         (WandB, "wandb", "wandb; run: pip install 'wandb'"),
     ],
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import any_task, file_parts, method_pictures, serve_store
+from benchmarks import any_task, file_parts, method_pictures, scale, serve_store
 from benchmarks.pretrained import picture
 from benchmarks.pretrained import table as pretrained
 from halrp.lab.report import documents
@@ -51,6 +51,13 @@ def test_the_tables_of_serving_are_those_of_their_record() -> None:
     text = (ROOT / "docs" / "serving.md").read_text()
     made = serve_store.parts(json.loads((ROOT / "results" / "benchmarks" / "serve_store.json").read_text()))
     assert documents.filled(text, made) == text, "docs/serving.md is stale; run: python -m benchmarks.serve_store table"
+    assert all(f"<!-- begin {name} -->" in text for name in made)
+
+
+def test_the_table_of_large_stores_is_that_of_its_record() -> None:
+    text = scale.PAGE.read_text()
+    made = scale.parts(json.loads(scale.RECORD.read_text()))
+    assert documents.filled(text, made) == text, "docs/scaling.md is stale; run: python -m benchmarks.scale table"
     assert all(f"<!-- begin {name} -->" in text for name in made)
 
 

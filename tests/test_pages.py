@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -86,6 +87,7 @@ def test_the_page_on_serving(
     pytest.importorskip("tritonclient")
     text = (DOCS / "serving.md").read_text("utf-8")
     before, after = text.split("## Over HTTP")
+    after, registry = after.split("## In MLflow")
     names = run("serving.md", tmp_path, monkeypatch, before)
     [model] = [block for block in BLOCK.findall(after) if block.startswith("# my_models.py")]
     (tmp_path / "my_models.py").write_text(model)
@@ -99,12 +101,31 @@ def test_the_page_on_serving(
         finally:
             server.terminate()
     printed = capsys.readouterr().out
+    _run_with_mlflow(registry, tmp_path, monkeypatch, capsys, names)
     assert len(re.findall(r"'(?:low|high)'", printed.splitlines()[0])) == 4
     assert "Changes(added=(), removed=(), replaced=('west',))" in printed
     assert set(names["predictor"].resident) == {"north", "south", "east", "west"}
     expected = names["learner"].predict(names["x"], ["north", "south", "east"] * 32)
     torch.testing.assert_close(names["mixed"], expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(names["result"], names["learner"].predict(names["x"], "south"))
+
+
+def _run_with_mlflow(
+    text: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    names: dict[str, Any],
+) -> None:
+    if importlib.util.find_spec("mlflow") is None:
+        return
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    try:
+        names = run("serving.md", folder, monkeypatch, text, dict(names))
+        assert names["answer"]["label"].tolist() == list(names["learner"].answer(names["x"][:4], "south").labels)
+        assert "has the fingerprint" in capsys.readouterr().out
+    finally:
+        names["mlflow"].set_tracking_uri(None)
 
 
 @pytest.fixture

@@ -69,9 +69,9 @@ def test_every_public_name_is_in_the_reference() -> None:
     documented = set(re.findall(r"\.\. auto\w+:: (\S+)", shown))
     for module in signatures.MODULES:
         for name in signatures.public_names(module):
-            places = {f"{other}.{name}" for other in (module, "halrp")} | {f"halrp.method.{name}.fit"}
+            names = {f"{other}.{name}" for other in (module, "halrp")} | {f"halrp.method.{name}.fit"}
             parts = any(entry.startswith(f"halrp.method.{name}.") for entry in documented)
-            assert name == "__version__" or places & documented or parts, f"{module}.{name}"
+            assert name == "__version__" or names & documented or parts, f"{module}.{name}"
 
 
 def test_addresses_outside_of_pages_are_those_of_the_setting() -> None:

@@ -88,8 +88,8 @@ print(f"{explained.parameters:,} parameters; a task of five classes takes at lea
 # %% [markdown]
 # ## Learn the folders
 #
-# `stream_from_folder` reads every task, normalised as the network was trained, and divides its pictures: some fifteen
-# a class to train on, six for validation, the others test. `learn` takes the tensors of any program, a `Dataset` or a
+# `stream_from_folder` reads every task, normalised as the network was trained, and divides its pictures: some twelve
+# a class to train on, four for validation, the others test. `learn` takes the tensors of any program, a `Dataset` or a
 # `DataLoader` as well: [with timm and torchvision](../../docs/vision.md) has these, augmentation, and pictures that
 # stay in bytes.
 

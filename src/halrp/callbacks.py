@@ -58,13 +58,13 @@ class TensorBoard:
 
 
 class MLflow:
-    """Logs metrics, `task/stage/loss` by epoch, to the active run of MLflow."""
+    """Logs metrics, `task/stage/loss` by epoch, to the active run of MLflow; `halrp.mlflow` logs the task itself."""
 
     validates = True
 
     def __init__(self) -> None:
         """Log to the run that is active when an epoch ends."""
-        self._log: Callable[..., Any] = _imported("mlflow", "mlflow", "mlflow").log_metrics
+        self._log: Callable[..., Any] = _imported("mlflow", "mlflow", "halrp[mlflow]").log_metrics
 
     def __call__(self, at: Progress) -> None:
         """Log the numbers of an epoch that has ended."""

@@ -20,9 +20,11 @@ INPUTS = {
     "resnet18": (3, 32, 32),
     "mlp": (1, 28, 28),
     "digits-net": (1, 8, 8),
+    "series-net": (12, 128),
 }
-SMALL = {"lenet": 8, "lenet-large": 8, "alexnet": 19, "resnet18": 16, "digits-net": 8}
-"""Pixels for tests that train."""
+PIXELS = {"lenet": 8, "lenet-large": 8, "alexnet": 19, "resnet18": 16, "digits-net": 8}
+SMALL = {name: (2, pixels, pixels) for name, pixels in PIXELS.items()} | {"series-net": (2, 16)}
+"""Shapes for tests that train."""
 OWN = [name for name, entry in BACKBONES.items() if not entry.pretrained]
 NORMED = [name for name in OWN if name != "mlp"]
 
@@ -55,6 +57,8 @@ def norms(model: nn.Module) -> list[nn.BatchNorm1d | nn.BatchNorm2d]:
         ("mlp", 10, {}, 269_322),
         ("mlp", 5, {"inputs": 3072}, 853_765),
         ("digits-net", 5, {}, 38_181),
+        # conv (7·12 + 1)·32, (5·32 + 1)·64, (3·64 + 1)·64; norms 2·(32 + 64 + 64); head 65·10
+        ("series-net", 10, {}, 2720 + 10_304 + 12_352 + 320 + 650),
         ("resnet18", 10, {}, 2_807_690),
         ("resnet18", 10, {"pixels": 64}, 2_838_410),
         ("resnet18", 5, {"pixels": 64}, 2_817_925),
@@ -94,9 +98,16 @@ def test_resnet_convolutions_have_the_published_number_of_weights(width: int, co
 
 @pytest.mark.parametrize("name", NORMED)
 def test_norms_have_the_published_number_of_parameters(name: str) -> None:
-    published = {"lenet": 2740, "lenet-large": 8384, "alexnet": 9088, "digits-net": 224, "resnet18": 4800}
-    assert sum(parameters(norm) for norm in norms(meta(name))) == published[name]
-    assert len(norms(meta(name))) == {"lenet": 4, "lenet-large": 4, "alexnet": 5, "digits-net": 3, "resnet18": 20}[name]
+    layers, published = {
+        "lenet": (4, 2740),
+        "lenet-large": (4, 8384),
+        "alexnet": (5, 9088),
+        "digits-net": (3, 224),
+        "resnet18": (20, 4800),
+        "series-net": (3, 2 * (32 + 64 + 64)),  # a weight and a bias for each channel
+    }[name]
+    assert len(norms(meta(name))) == layers
+    assert sum(parameters(norm) for norm in norms(meta(name))) == published
 
 
 def test_alexnet_drops_at_the_published_rates_in_order() -> None:
@@ -120,7 +131,7 @@ def test_every_backbone_gives_one_logit_per_class_through_a_linear_head(name: st
 @pytest.mark.parametrize("name", OWN)
 @pytest.mark.parametrize("bias", [True, False])
 def test_every_backbone_learns_in_all_its_parameters(name: str, bias: bool) -> None:
-    shape = INPUTS[name] if name == "mlp" else (2, SMALL[name], SMALL[name])
+    shape = INPUTS[name] if name == "mlp" else SMALL[name]
     model = build(name, classes=3, shape=shape, bias=bias)
     x = torch.randn(4, *shape, generator=torch.Generator().manual_seed(0))
     nn.functional.cross_entropy(model(x), torch.tensor([0, 1, 2, 0])).backward()
@@ -143,7 +154,7 @@ def test_norms_use_the_statistics_of_the_released_models_unless_told(name: str) 
 
 @pytest.mark.parametrize("name", NORMED)
 def test_with_batch_statistics_the_same_batch_twice_gives_the_same_logits(name: str) -> None:
-    shape = (2, SMALL[name], SMALL[name])
+    shape = SMALL[name]
     model = build(name, 3, shape=shape, statistics="batch").eval()
     x = torch.randn(6, *shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

@@ -128,6 +128,27 @@ def test_models_of_timm_are_backbones_and_those_that_it_lacks_are_refused_by_nam
         build("timm:resnet_of_nobody", weights="random")
 
 
+class Hostile:
+    """Runs code when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path("hostile"),)
+
+
+@pytest.mark.parametrize("content", [b"", b"no weights", None])
+def test_a_file_with_code_or_without_content_is_refused_and_nothing_in_it_runs(
+    content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if content is None:
+        torch.save({"weight": Hostile()}, tmp_path / "a.pth")
+    else:
+        (tmp_path / "a.pth").write_bytes(content)
+    with pytest.raises(DamagedError, match=r"a\.pth does not hold tensors alone"):
+        weights.tensors(tmp_path / "a.pth")
+    assert not (tmp_path / "hostile").exists()
+
+
 def test_a_file_that_holds_no_tensors_is_refused(tmp_path: Path) -> None:
     torch.save({"epoch": 3}, tmp_path / "a.pth")
     with pytest.raises(DamagedError, match=r"a\.pth does not hold tensors by name"):

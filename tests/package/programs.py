@@ -105,6 +105,25 @@ with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         server.terminate()
 """
 )
+MLFLOW = (
+    LEARN
+    + """
+import os
+from pathlib import Path
+
+os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
+import halrp.mlflow
+import mlflow
+
+learner, x = learned()
+Path("program_model.py").write_text(Path("program.py").read_text().partition("def learned")[0])
+mlflow.set_tracking_uri("file:runs")
+with mlflow.start_run():
+    halrp.mlflow.log_model(learner, "left", "program_model:build", registered_model_name="left")
+model = mlflow.pyfunc.load_model("models:/left/1")
+assert (model.predict(x.numpy())["output"] == learner.predict(x, "left").numpy()).all()
+"""
+)
 ONNX = (
     LEARN
     + """
@@ -138,6 +157,11 @@ model = timm.create_model("resnet10t", pretrained=False, num_classes=2)
 learner = Learner(model, method=Halrp.budget(150_000), recipe=Recipe(epochs=1), base="given")
 images = torch.randn(8, 3, 32, 32)
 learner.learn("brightness", (images, (images.mean((1, 2, 3)) > 0).long()))
+"""
+PEFT = """
+from halrp.lab.methods.check import check_method
+
+assert check_method("lora").passed
 """
 SKLEARN = """
 from sklearn.datasets import load_iris
@@ -192,9 +216,11 @@ PROGRAMS = {
     "cli": CLI,
     "lab": LAB,
     "serve": SERVE,
+    "mlflow": MLFLOW,
     "onnx": ONNX,
     "text": TEXT,
     "vision": VISION,
+    "peft": PEFT,
     "sklearn": SKLEARN,
     "signing": SIGNING,
     "tensorboard": TENSORBOARD,

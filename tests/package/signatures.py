@@ -24,6 +24,7 @@ MODULES = (
     "halrp.lab.methods.check",
     "halrp.lab.metrics",
     "halrp.lab.streams",
+    "halrp.mlflow",
     "halrp.objectives",
     "halrp.sklearn",
     "halrp.tools.inspect",

@@ -33,7 +33,7 @@ def outputs_of(base: Base, deltas: Sequence[Delta]) -> Versions:
 
 
 class Load:
-    """Threads that ask for rows of random tasks until they are told to stop; a lost connection is made again."""
+    """Threads that ask for rows of random tasks until they are stopped; a lost connection is made again."""
 
     def __init__(self, address: str, expected: Versions, names: Sequence[str], threads: int = 4) -> None:
         self.address, self.expected, self.names = address, expected, names

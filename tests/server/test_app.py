@@ -109,6 +109,17 @@ def test_compressed_bodies_are_refused(service: Service) -> None:
     assert reply.status == 415
 
 
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v2/nothing", 404), ("DELETE", "/v2", 405)])
+def test_a_path_or_a_method_that_is_not_there_is_answered_in_json(
+    service: Service, method: str, path: str, status: int
+) -> None:
+    reply = asked(make_app(service), method, path)
+    assert reply.status == status
+    assert reply.json["error"]
+    assert reply.headers["x-content-type-options"] == "nosniff"
+    assert ("allow" in reply.headers) is (status == 405)
+
+
 def test_after_shutting_down_requests_are_refused_with_503(service: Service) -> None:
     service.close()
     assert asked(make_app(service), "POST", INFER, body=infer_body(X[:1])).status == 503

@@ -72,6 +72,8 @@ def test_outputs_and_ids_are_those_that_are_asked_for() -> None:
     assert (request.outputs, request.id, request.rows) == ({"label": False, "output": True}, "a", 2)
     binary = body(tensor(data=[1, 2, 3, 4]), parameters={"binary_data_output": True})
     assert parse(binary, None).outputs == {"output": True}
+    left_out = parse(body(tensor(data=[1, 2, 3, 4]), outputs=None, id=None), None)
+    assert (left_out.outputs, left_out.id) == ({"output": False}, None)
 
 
 def test_an_answer_has_json_first_and_bytes_behind_it() -> None:

@@ -123,9 +123,9 @@ def test_no_answer_is_wrong_while_processes_are_killed_and_the_store_changes(tmp
     learned("mlp", tasks=2, base="given", store=other)
     folder = tmp_path / "store"
     chaos = Chaos(folder, learner, other)
-    kept = [learner.tasks[name] for name in FIXED]
-    Store(folder).commit(chaos.base, [*kept, chaos.versions[0]])
-    expected = outputs_of(chaos.base, [*kept, *chaos.versions, *chaos.fresh])
+    fixed = [learner.tasks[name] for name in FIXED]
+    Store(folder).commit(chaos.base, [*fixed, chaos.versions[0]])
+    expected = outputs_of(chaos.base, [*fixed, *chaos.versions, *chaos.fresh])
     draw, seen = random.Random(0), set[int]()
     with ExitStack() as running:
         address, process = running.enter_context(server(folder, "--workers", "2"))

@@ -36,8 +36,8 @@ def figure(address: str, name: str) -> float:
     connection.request("GET", "/metrics")
     text = connection.getresponse().read().decode()
     connection.close()
-    found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
-    return float(found[1]) if found else 0.0
+    match = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+    return float(match[1]) if match else 0.0
 
 
 def test_a_worker_that_dies_under_load_is_replaced_and_none_outlives_its_supervisor(
@@ -63,7 +63,7 @@ def test_a_worker_that_dies_under_load_is_replaced_and_none_outlives_its_supervi
         load.stop()
         assert load.statuses[200] >= 60
         assert set(load.statuses) <= {0, 200}
-        # Counts are those of both workers, whichever is asked, up to what the dead one had not told.
+        # Counts are those of both workers, whichever is asked, up to what the dead one had not reported.
         total = 'halrp_requests_total{endpoint="infer",status="200"}'
         until(lambda: figure(address, total) >= load.statuses[200] / 2)
         assert figure(address, "halrp_tasks") == len(learner.tasks)

@@ -77,15 +77,19 @@ def dangers(source: str) -> Iterator[str]:
 
 
 FILES = sorted(SOURCE.rglob("*.py"))
-ALLOWED = {"tools/export.py": "torch.export.load"}
-"""An export is run once to check it: the bytes come from this very process, not from a file."""
+ALLOWED = {
+    "tools/export.py": {"torch.export.load"},
+    "lab/backbones/weights.py": {"torch.load", "weights_only"},
+}
+"""An export is run once to check it: the bytes come from this very process, not from a file. Weights that somebody else
+saved with torch are read as tensors and nothing else, which the test below holds them to."""
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(SOURCE).as_posix())
 def test_no_source_runs_code_from_a_file(path: Path) -> None:
-    allowed = ALLOWED.get(path.relative_to(SOURCE).as_posix())
+    allowed = ALLOWED.get(path.relative_to(SOURCE).as_posix(), set())
     listed = list(dangers(path.read_text(encoding="utf-8")))
-    assert [danger for danger in listed if danger.partition(": ")[2] != allowed] == []
+    assert [danger for danger in listed if danger.partition(": ")[2] not in allowed] == []
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from halrp.errors import (
     StoreError,
     UnknownTaskError,
 )
-from halrp.store import atomic, task_file
+from halrp.store import atomic, base_file, task_file
 from halrp.store.manifest import Entry, Manifest, entry_of
 from halrp.store.signing import Key
-from halrp.store.store import CHECKPOINT_EVERY, StoredTasks, _largest, _Reading
+from halrp.store.store import CHECKPOINT_EVERY, StoredTasks, _Reading
 from tests.store.stores import Material, snapshot
 
 KEY = Key("hmac-sha256", bytes(range(32)))
@@ -183,9 +183,9 @@ def test_a_file_may_be_four_times_as_large_as_the_base_or_as_any_file_may_be(
     material: Material, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = sum(tensor.nbytes for tensor in material.base.tensors.values())
-    assert _largest(material.base) == atomic.LARGEST > 4 * size
+    assert base_file.largest(material.base) == atomic.LARGEST > 4 * size
     monkeypatch.setattr(atomic, "LARGEST", 1)
-    assert _largest(material.base) == 4 * size
+    assert base_file.largest(material.base) == 4 * size
 
 
 # ---- changing -------------------------------------------------------------------------------------------------------

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from halrp.cli.store import Folder, Json, load_model
+from halrp.cli.store import Folder, Json
 from halrp.terminal import echo, echo_block
+from halrp.tools.importing import build_model
 
 if TYPE_CHECKING:
     from halrp.model.base import Base
@@ -145,7 +146,7 @@ def _base_of(reference: str, store: Store) -> Base:
     from halrp.model.base import Base
     from halrp.model.plan import plan
 
-    module, head, channels_last = *with_head(load_model(reference), None), True
+    module, head, channels_last = *with_head(build_model(reference), None), True
     try:
         manifest = store.manifest()
         module, head = as_stored(module, manifest.head, store.layouts(manifest).values())

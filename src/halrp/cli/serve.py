@@ -9,14 +9,18 @@ from typing import Annotated
 
 import typer
 
-from halrp.cli.store import Folder, ModelOption, load_model
+from halrp.cli.store import Folder, HeadOption, ModelOption, OutputsOption, TransformOption
 from halrp.errors import SettingError
 from halrp.terminal import echo
+from halrp.tools.importing import build_model, call_options
 
 
 def serve_store(
     store: Folder,
     model: ModelOption,
+    head: HeadOption = None,
+    outputs: OutputsOption = None,
+    transform: TransformOption = None,
     host: Annotated[
         str, typer.Option(help="the address to listen on; the default is this machine alone")
     ] = "127.0.0.1",
@@ -37,6 +41,8 @@ def serve_store(
     batch: Annotated[int, typer.Option(help="rows that requests are fused to")] = 64,
     delay: Annotated[float, typer.Option(help="milliseconds that a request waits for others")] = 2.0,
     body: Annotated[int, typer.Option(help="MB that a request may have")] = 64,
+    text: Annotated[int, typer.Option(help="MB of a request that may be JSON; tensors may be binary")] = 16,
+    bodies: Annotated[int, typer.Option(help="MB that all requests under way may have, in each process")] = 512,
     rows: Annotated[int, typer.Option(help="rows that a request may have")] = 4096,
     queue: Annotated[int, typer.Option(help="requests that may wait")] = 256,
     timeout: Annotated[float, typer.Option(help="seconds after which a request is given up")] = 30.0,
@@ -66,11 +72,13 @@ def serve_store(
     address, known = Address(host, port, anyone), None if tokens is None else Tokens.load(tokens)
     address.check(known)
     specs = [InputSpec.parse(text) for text in inputs or []]
-    limits = Limits(body=body << 20, rows=rows, queue=queue, seconds=timeout, batch=batch, delay=delay / 1000)
+    sizes = {"body": body << 20, "text": text << 20, "bodies": bodies << 20}
+    limits = Limits(**sizes, rows=rows, queue=queue, seconds=timeout, batch=batch, delay=delay / 1000)
     threads = prepare_forks(workers)
     predictor = StorePredictor.open(
         store,
-        load_model(model),
+        build_model(model),
+        **call_options(head, outputs, transform),
         verify_key=key,
         memory=None if memory is None else memory << 20,
         pinned=pinned or (),

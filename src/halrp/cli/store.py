@@ -17,6 +17,7 @@ import typer
 from halrp.cli.screen import print_table
 from halrp.errors import SettingError
 from halrp.terminal import echo, echo_block
+from halrp.tools.importing import build_model, call_options
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +30,18 @@ Model: TypeAlias = Annotated[
     str, typer.Argument(metavar="MODEL", help="package.module:callable that returns an nn.Module", show_default=False)
 ]
 ModelOption: TypeAlias = Annotated[str, typer.Option("--model", help="package.module:callable, the model of the store")]
+HeadOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--head", help="package.module:callable, a head of yours on top of the model, if it has one"),
+]
+OutputsOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--outputs", help="what of the model's results tasks were learned on, as in Learner(output=…)"),
+]
+TransformOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--transform", help="package.module:function that tasks were learned with, Learner(transform=…)"),
+]
 Folder: TypeAlias = Annotated[
     Path, typer.Argument(metavar="STORE", help="the folder of a saved learner", show_default=False)
 ]
@@ -85,7 +98,7 @@ def explain_model(
     from halrp.tools.explain import explain
 
     stored: Precision = precision.value
-    explanation = explain(load_model(model), head, stored, classes=classes, base=base.value)
+    explanation = explain(build_model(model), head, stored, classes=classes, base=base.value)
     echo_block(json.dumps(explanation.to_json(), indent=1) if as_json else str(explanation))
     if explanation.refused:
         raise typer.Exit(1)
@@ -174,7 +187,12 @@ def _bytes(group: Mapping[str, Any] | None) -> str:
 
 def verify_store(
     store: Folder,
-    model: Annotated[str | None, typer.Option(help="package.module:callable; also compare shapes with it")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="package.module:callable; also compare shapes with it, and run tasks")
+    ] = None,
+    head: HeadOption = None,
+    outputs: OutputsOption = None,
+    transform: TransformOption = None,
     key: Annotated[
         Path | None, typer.Option("--key", metavar="FILE", help="also check that this key signed every file")
     ] = None,
@@ -188,7 +206,8 @@ def verify_store(
     """
     from halrp.tools.verify import verify
 
-    findings = verify(store, None if model is None else load_model(model), verify_key=key)
+    options = call_options(head, outputs, transform)
+    findings = verify(store, None if model is None else build_model(model), verify_key=key, **options)
     for finding in findings:
         echo(f"{finding.status:<10}  {finding.file}: {finding.note}")
     bad = sum(finding.status == "bad" for finding in findings)
@@ -212,6 +231,9 @@ def export_task(
         typer.Option(help="inputs are integers below this number, such as token ids; NAME=N for one of several"),
     ] = None,
     task: Annotated[str | None, typer.Argument(metavar="[TASK]", help="the name of a task", show_default=False)] = None,
+    head: HeadOption = None,
+    outputs: OutputsOption = None,
+    transform: TransformOption = None,
     family: Annotated[
         bool, typer.Option("--family", help="every task: one ONNX graph, and an adapter of ONNX Runtime for each")
     ] = False,
@@ -238,7 +260,8 @@ def export_task(
     if not family:
         export.refuse_path(output, force)
     sizes, limits = parse_inputs(shapes), parse_tokens(tokens or [])
-    learner = Learner.load(store, load_model(model), attach=False)
+    options = call_options(head, outputs, transform)
+    learner = Learner.load(store, build_model(model), attach=False, **options)
     module = learner.export(task)
     example = random_inputs(sizes, limits, next(module.parameters()).dtype)
     if family:
@@ -251,6 +274,7 @@ def export_task(
         output,
         dynamic=batch is Batch.dynamic,
         force=force,
+        call=learner._committed.ready.call,
     )
     rows = ", ".join(map(str, written.rows))
     echo(f"wrote {output}: {written.bytes:,} bytes")
@@ -261,25 +285,13 @@ def export_family(learner: Learner, base: nn.Module, example: Any, folder: Path,
     """Write every task for ONNX Runtime, and say what was written."""
     from halrp.tools import onnx_family
 
-    written = onnx_family.write(base, learner.tasks, learner.predict, example, folder, force=force)
+    call = learner._committed.ready.call
+    written = onnx_family.write(base, learner.tasks, learner.predict, example, folder, force=force, call=call)
     echo(f"{written.graph.path}: {written.graph.bytes:,} bytes")
     for exported in written.tasks.values():
         echo(f"{exported.path}: {exported.bytes:,} bytes")
     largest = max(exported.difference for exported in (written.graph, *written.tasks.values()))
     echo(f"largest difference from predict: {largest:.1e}")
-
-
-def load_model(reference: str) -> nn.Module:
-    """Import "package.module:callable" with the current folder on the path, and call it."""
-    from torch import nn
-
-    from halrp.tools.importing import import_object
-
-    value = import_object("model", reference)
-    model = value if isinstance(value, nn.Module) else value() if callable(value) else value
-    if not isinstance(model, nn.Module):
-        raise SettingError(f"the model {reference!r} gives a {type(model).__name__}; it must return an nn.Module")
-    return model
 
 
 def parse_shape(text: str) -> tuple[int, ...]:

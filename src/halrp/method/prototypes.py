@@ -74,7 +74,7 @@ class Prototypes:
             raise SettingError(f"Prototypes(unknown={self.unknown!r}) must be a share of less than 1; 0 rejects least")
 
     def shape(self, objective: Objective, classes: int, features: int) -> Shape:
-        """What a task stores whose base gives so many features."""
+        """What a task stores whose base gives that number of features."""
         width = min(self.width, stored.even(features))
         return Shape(_count(objective, classes), min(self.directions, width // 2), width)
 

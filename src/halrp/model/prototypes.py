@@ -1,4 +1,4 @@
-"""Prototypes: what a task's file says of the task's inputs, so that it can be told which task an input is of.
+"""Prototypes: what a task's file says of its inputs, from which the task of an input is inferred.
 
 The features x (D) of the frozen base before the head are made comparable and projected to D' numbers,
 
@@ -152,22 +152,22 @@ def comparable(x: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=16)
-def projection(fingerprint: str, width: int, kept: int) -> Tensor:
-    """P (width, kept): gaussian columns made orthonormal one after the other."""
+def projection(fingerprint: str, width: int, size: int) -> Tensor:
+    """P (width, size): gaussian columns made orthonormal one after the other."""
     drawn = torch.randn(
-        width, kept, generator=seeding.generator("prototypes", fingerprint, width, kept), dtype=torch.float64
+        width, size, generator=seeding.generator("prototypes", fingerprint, width, size), dtype=torch.float64
     )
     q, r = torch.linalg.qr(drawn)
     orthonormal: Tensor = q * r.diagonal().sign()
     return orthonormal.float()
 
 
-def projected(x: Tensor, fingerprint: str, kept: int) -> Tensor:
-    """The numbers z (N, kept) of features (N, D); where `kept` is more than D, the last column is 0."""
+def projected(x: Tensor, fingerprint: str, size: int) -> Tensor:
+    """The numbers z (N, size) of features (N, D); where `size` is more than D, the last column is 0."""
     z = comparable(x)
-    if kept < z.shape[1]:
-        return z @ projection(fingerprint, z.shape[1], kept)
-    return F.pad(z, (0, kept - z.shape[1]))
+    if size < z.shape[1]:
+        return z @ projection(fingerprint, z.shape[1], size)
+    return F.pad(z, (0, size - z.shape[1]))
 
 
 def even(width: int) -> int:

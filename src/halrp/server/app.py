@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
@@ -80,6 +81,7 @@ class _App:
                 for method, path, name, handler, private in routes
             ],
             middleware=hosted,
+            exception_handlers={HTTPException: _nowhere},
             lifespan=self._lifespan,
         )
 
@@ -229,6 +231,13 @@ class _App:
         gauges = await self._in_thread(self.service.gauges)
         text = self.metrics.text(gauges, self.service.counters())
         return Response(text, media_type="text/plain; version=0.0.4")
+
+
+async def _nowhere(request: Request, error: Exception) -> Response:
+    """The answer for a path or a method that the server does not have: JSON, as for every other error."""
+    assert isinstance(error, HTTPException)
+    headers = {**(error.headers or {}), "X-Content-Type-Options": "nosniff"}
+    return JSONResponse({"error": error.detail}, error.status_code, headers)
 
 
 def _error(error: RequestError) -> Response:

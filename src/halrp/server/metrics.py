@@ -25,7 +25,7 @@ class Metrics:
     """Counts of requests and their times. Only the thread of the event loop writes to it."""
 
     def __init__(self, board: Board | None = None, number: int = 0) -> None:
-        """Count for a process of a server; one that replaces another goes on from its counts."""
+        """Count for a process of a server; one that replaces another continues its counts."""
         self._board, self._number = board, number
         before = (board.read(number) if board is not None else None) or {}
         self._counts: Counter[str] = Counter(before.get("counts", {}))
@@ -42,11 +42,11 @@ class Metrics:
     def share(self, gauges: Described, counters: Described) -> None:
         """Let the other processes know."""
         if self._board is not None:
-            self._board.write(self._number, self._own(gauges, counters))
+            self._board.write(self._number, self._counted(gauges, counters))
 
     def text(self, gauges: Described, counters: Described) -> str:
         """All figures; `gauges` and `counters` are further ones of this process."""
-        every = [self._own(gauges, counters), *self._others()]
+        every = [self._counted(gauges, counters), *self._others()]
         counts: Counter[str] = Counter()
         for facts in every:
             counts.update(facts["counts"])
@@ -73,7 +73,7 @@ class Metrics:
                 ]
         return "\n".join(lines) + "\n"
 
-    def _own(self, gauges: Described, counters: Described) -> dict[str, Any]:
+    def _counted(self, gauges: Described, counters: Described) -> dict[str, Any]:
         return {
             "counts": dict(self._counts),
             "gauges": {name: value for name, (_, value) in gauges.items()},

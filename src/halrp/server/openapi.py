@@ -52,7 +52,7 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "InferRequest": _object(
         ["inputs"],
-        id={"type": "string", "maxLength": 1024},
+        id={"type": ["string", "null"], "maxLength": 1024},  # clients send null for what they leave out
         inputs=_list(
             _object(
                 ["name", "datatype", "shape", "data"], name=TEXT, datatype=DATATYPE, shape=SHAPE, data={"type": "array"}
@@ -60,7 +60,7 @@ SCHEMAS: dict[str, Schema] = {
             minItems=1,
             maxItems=MOST_INPUTS,
         ),
-        outputs=_list(_object(["name"], name={"type": "string", "enum": list(OUTPUTS)})),
+        outputs=_list(_object(["name"], name={"type": "string", "enum": list(OUTPUTS)})) | {"type": ["array", "null"]},
     ),
     "InferAnswer": _object(
         ["model_name", "outputs"],

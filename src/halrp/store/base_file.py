@@ -13,6 +13,7 @@ from halrp.model import views
 from halrp.model.base import Base
 from halrp.model.layers.head import APPENDED
 from halrp.model.usable import base_problem
+from halrp.store import atomic
 from halrp.store.manifest import Manifest
 from halrp.store.tensors import copy_of
 
@@ -30,8 +31,22 @@ def write(base: Base) -> bytes:
     return safetensors.torch.save({name: copy_of(tensor) for name, tensor in base.tensors.items()})
 
 
+def largest(base: Base) -> int:
+    """Bytes that a file of a store on this base may have: a head may be wide, but not beyond all measure."""
+    return max(atomic.LARGEST, 4 * sum(tensor.nbytes for tensor in base.tensors.values()))
+
+
 def read(content: bytes, manifest: Manifest, like: Base, source: str) -> Base:
     """A base on the architecture of `like`, checked against its manifest; `source` names the file in errors."""
+    base = parse(content, manifest, like, source)
+    if base.fingerprint != manifest.fingerprint:
+        ours, theirs = base.fingerprint[:12], manifest.fingerprint[:12]
+        raise DamagedError(f"{source} has the fingerprint {ours}…, not {theirs}…")
+    return base
+
+
+def parse(content: bytes, manifest: Manifest, like: Base, source: str) -> Base:
+    """The same for a base that may be another one than the manifest's: its fingerprint is not compared."""
     try:
         tensors = safetensors.torch.load(content)
     except (SafetensorError, LookupError, ValueError, TypeError, RuntimeError) as error:
@@ -49,11 +64,7 @@ def read(content: bytes, manifest: Manifest, like: Base, source: str) -> Base:
     for name, tensor in tensors.items():
         # A copy lies in memory as a trained tensor does; the last bits of a product may depend on it.
         views.get_tensor(net, name).data = tensor.to(like.device, copy=True)
-    base = Base(net, like.plan, manifest.channels_last, counts_head=manifest.counts_head, call=like.call)
-    if base.fingerprint != manifest.fingerprint:
-        ours, theirs = base.fingerprint[:12], manifest.fingerprint[:12]
-        raise DamagedError(f"{source} has the fingerprint {ours}…, not {theirs}…")
-    return base
+    return Base(net, like.plan, manifest.channels_last, counts_head=manifest.counts_head, call=like.call)
 
 
 def _named(head: str) -> str:

@@ -40,10 +40,10 @@ def merged(into: Folder, before: Manifest | None, source: Folder, theirs: Manife
         for version in (entry, *versions.get(name, ())):
             _check(source, version, layouts, name, theirs.fingerprint)
     if before is None:
-        _copy(source, into, theirs.base)
+        copy_file(source, into, theirs.base)
         before = Manifest(theirs.head, theirs.channels_last, theirs.fingerprint, theirs.base, theirs.counts_head)
     for entry in (*theirs.layouts.values(), *new.values(), *(entry for old in versions.values() for entry in old)):
-        _copy(source, into, entry)
+        copy_file(source, into, entry)
     return before.edited(
         tasks={**before.tasks, **new},
         layouts={**before.layouts, **theirs.layouts},
@@ -59,7 +59,8 @@ def read_layouts(folder: Folder, manifest: Manifest) -> dict[str, Layout]:
     }
 
 
-def _copy(source: Folder, into: Folder, entry: Entry) -> None:
+def copy_file(source: Folder, into: Folder, entry: Entry) -> None:
+    """Copy a file of one store into another, after its content was checked."""
     stem, _, ending = entry.file.rpartition(f"-{entry.sha256[:16]}")
     into.put(stem, source.content(entry), ending)
 

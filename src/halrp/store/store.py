@@ -24,7 +24,7 @@ from halrp.errors import DamagedError, SettingError, StoreError, UnknownTaskErro
 from halrp.model.base import Base
 from halrp.model.delta import Delta
 from halrp.model.layout import Layout
-from halrp.store import atomic, base_file, lineage, manage, merge, repair, task_file
+from halrp.store import base_file, extract, lineage, manage, merge, repair, task_file
 from halrp.store.change import Edit, change, sign_all
 from halrp.store.commit import Commit
 from halrp.store.folder import WORK, Folder, work_name
@@ -161,7 +161,8 @@ class Store:
     def read_file(self, entry: Entry, name: str, base: Base, layouts: Mapping[str, Layout]) -> Delta:
         """The task of a file, checked against checksum and signature and compared with the base."""
         source = str(self.folder / entry.file)
-        delta = task_file.check(task_file.read(self.content(entry, _largest(base)), layouts, source), base, source)
+        content = self.content(entry, base_file.largest(base))
+        delta = task_file.check(task_file.read(content, layouts, source), base, source)
         if delta.task != name:
             raise DamagedError(f"{source} holds the task {delta.task!r}, not {name!r}")
         return delta
@@ -169,7 +170,7 @@ class Store:
     def read_base(self, like: Base) -> Base:
         """The store's base, on the architecture of `like`."""
         manifest = self.manifest()
-        content = self.content(manifest.base, _largest(like))
+        content = self.content(manifest.base, base_file.largest(like))
         return base_file.read(content, manifest, like, str(self.folder / manifest.base.file))
 
     def check_known(self) -> None:
@@ -269,6 +270,17 @@ class Store:
         self._change(edit)
         return tuple(added)
 
+    def extract(self, name: str, folder: str | os.PathLike[str]) -> Store:
+        """Copy a task without the base into an empty folder, as a store of that task alone.
+
+        It is for where everybody has the base, such as a registry of models: the new store names the base by its
+        fingerprint. `merge` brings the task into any store of the same base.
+        """
+        key = self._folder.signing_key
+        target = Store(folder, signing_key=key)
+        target.known = extract.extract(self._folder, self.manifest(), name, target._folder)
+        return target
+
     def repair(self, *, like: Base | None = None, dry_run: bool = False, empty_trash: bool = False) -> Repair:
         """Bring a store back to a state that can be read, as far as its files allow, and report what was lost.
 
@@ -313,8 +325,3 @@ class Store:
     def work_folder(self, name: str, version: int = 0) -> Path:
         """Where checkpoints of a task, or of a later version of it, may lie until it is committed."""
         return self._folder.path(f"{WORK}/{work_name(name, version)}")
-
-
-def _largest(base: Base) -> int:
-    """Bytes that a file of a store on this base may have: a head may be wide, but not beyond all measure."""
-    return max(atomic.LARGEST, 4 * sum(tensor.nbytes for tensor in base.tensors.values()))

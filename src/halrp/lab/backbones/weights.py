@@ -58,7 +58,11 @@ def tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a file, a safetensors file or one that torch saved; nothing in it is run."""
     if path.suffix == ".safetensors":
         return safetensors.torch.load_file(path)
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch has no type of its own for a file with code in it, or for one that is torn
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise DamagedError(f"{path} does not hold tensors alone: {reason}") from error
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
         state = state["state_dict"]
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):

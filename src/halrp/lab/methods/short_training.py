@@ -28,12 +28,14 @@ def train(
     order: tuple[object, ...],
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy,
     after_step: Callable[[int], None] = lambda step: None,
+    after_epoch: Callable[[int, float], None] = lambda epoch, mean_loss: None,
 ) -> None:
     """Train the parameters that require gradients, and leave the model in evaluation mode.
 
     The last epoch counts: with a rate that ends at zero, it is the best one nearly always. Batch norms that are frozen
     normalise with their own statistics and do not change them. `order` is the seed key of the order of examples;
-    `after_step` is called with the number of steps taken, before gradients are cleared.
+    `after_step` is called with the number of steps taken, before gradients are cleared; `after_epoch` with that
+    of epochs and the mean loss of the last one.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimiser = torch.optim.Adam(parameters, lr)
@@ -42,16 +44,20 @@ def train(
     set_training(model, frozen_norms)
     taken = 0
     for epoch in range(epochs):
+        losses = torch.zeros((), device=y.device)
         mixed = torch.randperm(len(y), generator=seeding.generator(*order, epoch))
         for chosen in mixed.split(batch):
             if len(chosen) == 1 and not frozen_norms and len(y) > 1:
                 continue  # a batch norm needs rows
             optimiser.zero_grad()
-            loss(model(take(x, chosen)), y[chosen]).backward()
+            value = loss(model(take(x, chosen)), y[chosen])
+            value.backward()
+            losses += value.detach() * len(chosen)
             optimiser.step()
             schedule.step()
             taken += 1
             after_step(taken)
+        after_epoch(epoch + 1, float(losses) / len(y))
     model.eval()
 
 

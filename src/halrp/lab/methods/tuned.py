@@ -1,7 +1,11 @@
-"""Methods that train some parameters of a copy of the base, with a head: what is trained is the task's file."""
+"""Methods that train some parameters of a copy of the base, with a head: what is trained is the task's file.
+
+A task takes a few epochs on few examples, so one that is interrupted is learned again from its beginning.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Literal
 
@@ -19,6 +23,7 @@ from halrp.lab.methods.rounding import Form, check_form
 from halrp.lab.methods.settings import check_choice
 from halrp.lab.streams import Task
 from halrp.training import auto
+from halrp.training.progress import Progress
 
 Head = Literal["random", "probe"]
 """What the head of a task starts as: random numbers, or the logistic regression on the base's features."""
@@ -77,6 +82,13 @@ class Tuned(OnBase):
         x, y = self.on_device(task.train.x), task.train.y.to(self.device)
         recipe = auto.chosen(self.context.recipe, (task.train.x, task.train.y), given=True)
         key = network.later_seed_key(self.context, task)
+        began, steps = time.monotonic(), short_training.steps(len(y), 1, recipe.batch)
+
+        def report(epoch: int, loss: float) -> None:
+            if self.context.progress is not None:
+                seconds = time.monotonic() - began
+                self.context.progress(Progress(task.name, "training", epoch, recipe.epochs, 0, steps, loss, seconds))
+
         with seeding.isolated(*key, "training", device=self.device):
             short_training.train(
                 net,
@@ -89,6 +101,7 @@ class Tuned(OnBase):
                 order=(*key, "order"),
                 loss=task.objective.loss,
                 after_step=after_step,
+                after_epoch=report,
             )
 
     def steps(self, task: Task) -> int:

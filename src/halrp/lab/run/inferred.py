@@ -12,14 +12,19 @@ from typing import Any
 import torch
 
 from halrp.lab.methods import Method
-from halrp.lab.streams import Stream
+from halrp.lab.streams import Stream, Task
 
 
-def measure(method: Method, stream: Stream) -> dict[str, Any]:
-    """The shares of rows of each task whose task, and whose answer, is right; empty if the method cannot tell tasks."""
+def measure(method: Method, stream: Stream, newest: Task) -> dict[str, Any]:
+    """The shares of rows of each task whose task, and whose answer, is right; empty if the method cannot tell tasks.
+
+    `newest` is the last task, which is loaded already. The others are loaded again one at a time, and only if the
+    method can tell tasks, so that the memory of a run does not grow with its tasks' data.
+    """
     identified, right = [], []
-    for position, task in enumerate(stream):
-        x, y = task.test
+    last = len(stream) - 1
+    for position in reversed(range(len(stream))):
+        x, y = (newest if position == last else stream[position]).test
         positions = method.identify(x)
         if positions is None:
             return {}
@@ -32,7 +37,7 @@ def measure(method: Method, stream: Stream) -> dict[str, Any]:
         correct = answers == y
         identified.append(_share(same))
         right.append(_share(correct if stream.same_classes else correct & same))
-    return {"identified": identified, "inferred": right}
+    return {"identified": identified[::-1], "inferred": right[::-1]}
 
 
 def _share(rows: torch.Tensor) -> float:

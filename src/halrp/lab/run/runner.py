@@ -142,7 +142,7 @@ def run(
         ready = last or not method.joint
         rows.append(_row(position, task) | (_measure(method, accuracies, task) if ready else {}) | costs)
         if last:
-            rows[-1] |= inferred.measure(method, stream)
+            rows[-1] |= inferred.measure(method, stream, task)
         if state is not None and ready and not last:
             state.save(method, rows, fingerprints)
         yield rows[position]

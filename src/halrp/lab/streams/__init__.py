@@ -65,6 +65,7 @@ def load(
         raise SettingError(f"seed={seed!r} of stream {name!r} must be an integer from 0 to 2³²−1")
     if not 0.0 < fraction <= 1.0:
         raise SettingError(f"fraction={fraction} of stream {name!r} must be more than 0 and at most 1")
+    _ = identities(plain, order)  # an order that does not exist is refused under the name that was given
     stream = entry.load_variant(plain.partition("@")[2])(order=order, seed=int(seed), fraction=fraction, data=data)
     if not isinstance(stream, Stream):
         raise SettingError(f"stream {name!r}: its function returns a {type(stream).__name__}; it must return a Stream")

@@ -19,19 +19,14 @@ from __future__ import annotations
 from os import PathLike
 from typing import Literal, NamedTuple
 
-import numpy as np
-import torch
-
 from halrp.lab.data import read
-from halrp.lab.streams.few import few
-from halrp.lab.streams.pixels import IMAGENET, resized
-from halrp.lab.streams.pixels import split as split_of
-from halrp.lab.streams.protocol import drawn_orders, identities_of, name_of
-from halrp.lab.streams.sites import parts_of
+from halrp.lab.streams.pixels import IMAGENET
+from halrp.lab.streams.protocol import class_names, drawn_orders, identities_of, name_of
+from halrp.lab.streams.sites import parts_of, splits
 from halrp.lab.streams.stream import Stream, Task
 
 SIDE = 32
-MANY, FEW, TESTED = 200, 25, 100
+MANY, FEW = 200, 25
 Recipe = Literal["plastic", "minus", "plus", "in", "out"]
 
 
@@ -95,19 +90,10 @@ def _load(recipe: Recipe, order: str, seed: int, fraction: float, data: str | Pa
 
     def make(identity: int) -> Task:
         part = parts[identity]
-        images, apart = parts_of(sets[part.data_set])
-        labels = None if images is apart else apart.labels
-        drawn = few(
-            f"ctrl {identity}", images.labels, part.classes, seed, fraction, most=part.most, tested=TESTED, test=labels
-        )
-
-        def change(x: torch.Tensor) -> torch.Tensor:
-            return resized(255 - x if part.inverted else x, SIDE).expand(-1, 3, -1, -1)
-
-        train, val, test = (
-            split_of(source, np.sort(chosen), part.classes, IMAGENET, change)
-            for source, chosen in zip((images, images, apart), drawn, strict=True)
-        )
-        return Task(part.name, identity, len(part.classes), train, val, test, normal=IMAGENET)
+        data_set = sets[part.data_set]
+        key, sources = f"ctrl {identity}", parts_of(data_set)
+        names = class_names(data_set, part.classes)
+        train, val, test = splits(key, sources, part.classes, seed, fraction, part.most, SIDE, inverted=part.inverted)
+        return Task(part.name, identity, len(part.classes), train, val, test, class_names=names, normal=IMAGENET)
 
     return Stream(name_of("ctrl", *sets.values()), order, seed, fraction, identities, make, (3, SIDE, SIDE))

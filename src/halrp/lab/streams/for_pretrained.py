@@ -41,8 +41,12 @@ def load_omniglot(order: str, seed: int, fraction: float, data: Data = None) -> 
 def _changed(stream: Stream) -> Stream:
     def make(identity: int) -> Task:
         task = stream.make(identity)
-        parts = (Split(imagenet(part.x, task.normal), part.y) for part in (task.train, task.val, task.test))
-        train, val, test = parts
+
+        def split(part: Split) -> Split:
+            return Split(imagenet(part.x, task.normal), part.y)
+
+        train, test = split(task.train), split(task.test)
+        val = train if task.val is task.train else split(task.val)
         return replace(task, train=train, val=val, test=test, normal=IMAGENET)
 
     return replace(stream, make=make, shape=(3, *stream.shape[1:]))

@@ -4,7 +4,7 @@
 
 A series has up to 12 channels, filled up with zeros, and is interpolated to 128 steps; each channel is standardised by
 the mean and deviation of the published part that trains. Up to 200 series of a class are in use, a fifth of which
-validates, and up to 100 of the published part for tests do.
+validates, and up to 100 of the published part for tests do. Of equal series one is in use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 
 from halrp.lab.data import DataDamaged
 from halrp.lab.data.packages import SERIES, zipped
-from halrp.lab.streams.few import few
+from halrp.lab.streams.few import distinct, few
 from halrp.lab.streams.protocol import drawn_orders, identities_of
 from halrp.lab.streams.stream import Split, Stream, Task
 
@@ -80,12 +80,14 @@ def load(order: str, seed: int, fraction: float, data: str | PathLike[str] | Non
         x, y, held, tested, classes = _set(name, folder)
         parts = few(f"{NAME} {name}", y, range(len(classes)), seed, fraction, most=MOST, tested=TESTED, test=tested)
         mean, deviation = x.mean((0, 2), keepdims=True), x.std((0, 2), keepdims=True)
-        train, val, test = (
-            Split(torch.from_numpy(_fitted((rows[chosen] - mean) / np.where(deviation > 0, deviation, 1))), label)
-            for rows, chosen, label in (
-                (x, parts.train, torch.from_numpy(y[parts.train])),
-                (x, parts.val, torch.from_numpy(y[parts.val])),
-                (held, parts.test, torch.from_numpy(tested[parts.test])),
+        train, val, test = distinct(
+            *(
+                Split(torch.from_numpy(_fitted((rows[chosen] - mean) / np.where(deviation > 0, deviation, 1))), label)
+                for rows, chosen, label in (
+                    (x, parts.train, torch.from_numpy(y[parts.train])),
+                    (x, parts.val, torch.from_numpy(y[parts.val])),
+                    (held, parts.test, torch.from_numpy(tested[parts.test])),
+                )
             )
         )
         return Task(name, identity, len(classes), train, val, test, class_names=classes)

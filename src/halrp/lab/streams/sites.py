@@ -5,11 +5,13 @@ objects (CIFAR-10), and eight parts of TinyImageNet with the classes 0–9, 10�
 digits from four sources: MNIST, MNIST in black on white, SVHN, and the 8×8 scans that come with scikit-learn.
 
 Of each class 200 images are in use with a fraction of 1, a fifth of which validates: 160 and 40, or 20 and 5 with a
-fraction of 0.125. Up to 100 images of a class test. All are 3×64×64, normalised as networks for ImageNet expect.
+fraction of 0.125. Up to 100 images of a class test. Of equal images one is in use. All are 3×64×64, normalised as
+networks for ImageNet expect.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from os import PathLike
 from typing import NamedTuple
 
@@ -17,7 +19,7 @@ import numpy as np
 import torch
 
 from halrp.lab.data import Images, LoadedDataSet, read
-from halrp.lab.streams.few import Parts, few
+from halrp.lab.streams.few import distinct, few
 from halrp.lab.streams.pixels import IMAGENET, resized
 from halrp.lab.streams.pixels import split as split_of
 from halrp.lab.streams.protocol import class_names, drawn_orders, identities_of, name_of
@@ -77,28 +79,36 @@ def _load(
     def make(identity: int) -> Task:
         site = sites[identity]
         data_set = sets.get(site.data_set)
-        source, apart = (_scans(),) * 2 if data_set is None else parts_of(data_set)
-        labels = None if source is apart else apart.labels
-        drawn = few(
-            f"{name} {site.task}", source.labels, site.classes, seed, fraction, most=MOST, tested=TESTED, test=labels
-        )
+        sources = (_scans(),) * 2 if data_set is None else parts_of(data_set)
         names = class_names(data_set, site.classes) if data_set is not None else tuple(map(str, site.classes))
-        train, val, test = _splits(site, source, apart, drawn)
+        key = f"{name} {site.task}"
+        train, val, test = splits(key, sources, site.classes, seed, fraction, MOST, SIDE, inverted=site.inverted)
         return Task(site.task, identity, len(site.classes), train, val, test, class_names=names, normal=IMAGENET)
 
     return Stream(name_of(name, *sets.values()), order, seed, fraction, identities, make, (3, SIDE, SIDE), same_classes)
 
 
-def _splits(site: Site, train: Images, test: Images, drawn: Parts) -> list[Split]:
-    def change(x: torch.Tensor) -> torch.Tensor:
-        x = resized(255 - x if site.inverted else x, SIDE)
-        return x.expand(-1, 3, -1, -1)
+def splits(
+    name: str,
+    sources: tuple[Images, Images],
+    classes: Sequence[int],
+    seed: int,
+    fraction: float,
+    most: int,
+    side: int,
+    *,
+    inverted: bool,
+) -> tuple[Split, Split, Split]:
+    """Draw few images of `classes` for the task `name`, 3×side×side; `sources` are those that train, and that test."""
+    images, apart = sources
+    labels = None if images is apart else apart.labels
+    drawn = few(name, images.labels, classes, seed, fraction, most=most, tested=TESTED, test=labels)
 
-    sources = (train, train, test)
-    return [
-        split_of(source, np.sort(chosen), site.classes, IMAGENET, change)
-        for source, chosen in zip(sources, drawn, strict=True)
-    ]
+    def change(x: torch.Tensor) -> torch.Tensor:
+        return resized(255 - x if inverted else x, side).expand(-1, 3, -1, -1)
+
+    chosen = ((images, np.sort(drawn.train)), (images, np.sort(drawn.val)), (apart, drawn.test))
+    return distinct(*(split_of(source, indices, classes, IMAGENET, change) for source, indices in chosen))
 
 
 def parts_of(data_set: LoadedDataSet) -> tuple[Images, Images]:

@@ -3,7 +3,7 @@
 Iris, wine, breast cancer, handwritten digits as 64 numbers, and diabetes with its outcome in thirds. A row is
 standardised by the mean and deviation of all rows that may train, and filled up with zeros to 64 numbers, so that one
 base fits all tasks. Up to 200 rows of a class are in use, a fifth of which validates; a third of each class tests, the
-same for every seed.
+same for every seed. Of equal rows one is in use.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from halrp.lab.streams.few import few
+from halrp.lab.streams.few import distinct, few
 from halrp.lab.streams.protocol import drawn_orders, identities_of
 from halrp.lab.streams.stream import Split, Stream, Task
 
@@ -37,7 +37,9 @@ def load(order: str, seed: int, fraction: float, data: str | PathLike[str] | Non
         free = np.setdiff1d(np.arange(len(y)), parts.test)
         x = (x - x[free].mean(0)) / np.where(x[free].std(0) > 0, x[free].std(0), 1)
         x = np.pad(x, ((0, 0), (0, WIDTH - x.shape[1]))).astype(np.float32)
-        train, val, test = (Split(torch.from_numpy(x[chosen]), torch.from_numpy(y[chosen])) for chosen in parts)
+        train, val, test = distinct(
+            *(Split(torch.from_numpy(x[chosen]), torch.from_numpy(y[chosen])) for chosen in parts)
+        )
         return Task(table.replace("_", "-"), identity, len(classes), train, val, test, class_names=names)
 
     return Stream(NAME, order, seed, fraction, identities, make, (WIDTH,))

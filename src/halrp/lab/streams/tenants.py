@@ -7,7 +7,7 @@ negative or positive.
 
 Of each class up to 200 texts are in use with a fraction of 1, a fifth of which validates, and up to 100 test: those of
 the published part for tests, or else a third of the class, the same for every seed. A text is its first 24 tokens, or
-64 in `corpora`, of BERT's uncased vocabulary, filled up with zeros.
+64 in `corpora`, of BERT's uncased vocabulary, filled up with zeros. Of texts with the same tokens one is in use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from halrp.lab.streams import corpora, debian
 from halrp.lab.streams.corpora import Parts
-from halrp.lab.streams.few import few
+from halrp.lab.streams.few import distinct, few
 from halrp.lab.streams.protocol import drawn_orders, identities_of
 from halrp.lab.streams.stream import Split, Stream, Task
 from halrp.lab.streams.tokens import token_ids
@@ -89,7 +89,7 @@ def _stream(name: str, sources: Mapping[str, Source], length: int, order: str, s
         key = f"{name} {names[identity]}"
         drawn = few(key, source[1], range(len(classes)), seed, fraction, most=MOST, tested=TESTED, test=labels)
         pairs = zip((source, source, apart), drawn, strict=True)
-        train, val, test = (_split(*texts, chosen, length) for texts, chosen in pairs)
+        train, val, test = distinct(*(_split(*texts, chosen, length) for texts, chosen in pairs))
         return Task(names[identity], identity, len(classes), train, val, test, class_names=tuple(classes))
 
     return Stream(name, order, seed, fraction, identities, make, (length,))

@@ -27,6 +27,7 @@ from halrp.lab.report.documents.methods import (
     methods_table,
     orderings,
 )
+from halrp.lab.report.documents.nodes import computed_table, held_table, read_table
 from halrp.lab.report.documents.speed import decoding_table, memory_table, ratios_table, starts_table, times_table
 from halrp.lab.report.documents.studies import (
     grid_table,
@@ -43,6 +44,8 @@ from halrp.lab.report.documents.worth import (
     bytes_table,
     correlations_table,
     entropy_table,
+    importance_table,
+    ranks_table,
     worth_chart,
 )
 from halrp.lab.report.figure import Plot
@@ -118,6 +121,8 @@ def parts(root: Path) -> dict[str, Callable[[], str]]:
         "overhead": partial(ratios_table, benchmarks / "lab_overhead.json", "three tasks, LeNet"),
         "starts": partial(starts_table, benchmarks / "starts.json"),
         "start-ablations": partial(ablations_table, benchmarks / "ablations.json"),
+        "ranks": partial(ranks_table, benchmarks / "ranks.json"),
+        "importance": partial(importance_table, benchmarks / "importance.json"),
         "worth": partial(correlations_table, benchmarks / "worth.json"),
         "bytes": partial(bytes_table, benchmarks / "bytes.json"),
         "entropy": partial(entropy_table, benchmarks / "entropy.json"),
@@ -125,6 +130,9 @@ def parts(root: Path) -> dict[str, Callable[[], str]]:
         "identify-unknown": partial(unknown_table, benchmarks / "identify.json"),
         "identify-shapes": partial(shapes_table, benchmarks / "identify.json"),
         "identify-worths": partial(worths_table, benchmarks / "identify.json"),
+        "node-tasks": partial(held_table, benchmarks / "scale.json"),
+        "node-rows": partial(computed_table, benchmarks / "serve_store.json"),
+        "node-reads": partial(read_table, benchmarks / "scale.json", benchmarks / "serve_store.json"),
         "decoding": partial(decoding_table, benchmarks / "decode.json"),
         "times": partial(times_table, benchmarks / "time_per_task.json"),
         "statistics": partial(statistics_table, root / "statistics", split, root / "cifar100-superclass-5"),

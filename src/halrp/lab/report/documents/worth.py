@@ -50,6 +50,40 @@ def correlations_table(path: Path) -> str:
     return markdown(columns, json.loads(path.read_text("utf-8"))["rows"])
 
 
+def importance_table(path: Path) -> str:
+    """How well estimates of importance agree with what cutting a warmed-up layer costs."""
+    data = Column("fraction", "data", format=lambda share: f"{share:.0%}")
+    columns = (
+        Column("stream", "stream"),
+        data,
+        Column("statistics", "statistics"),
+        Column("estimate", "estimate"),
+        Column("dropped", "layers dropped", format=str),
+        Column("all cuts", "all cuts", format=str),
+        Column("ratio", "predicted / measured", format=lambda ratio: f"{ratio:.2g}"),
+    )
+    rows: list[dict[str, Any]] = json.loads(path.read_text("utf-8"))["rows"]
+    for row in rows:
+        for key in ("dropped", "all cuts"):
+            row[key] = f"{row[key]:.2f} ± {row[f'{key}, error']:.2f}"
+    return markdown(columns, rows)
+
+
+def ranks_table(path: Path) -> str:
+    """What ranks by other estimates of importance are worth after fine-tuning."""
+    rows: list[dict[str, Any]] = json.loads(path.read_text("utf-8"))["rows"]
+    for row in rows:
+        row["difference"] = None if row["gain"] is None else f"{row['gain']:+.2f} ± {row['error']:.2f}"
+    columns = (
+        Column("bound", "bound (bytes)", format=grouped_digits),
+        Column("estimate", "ranks by"),
+        Column("accuracy", "accuracy (%)", 2),
+        Column("difference", "− default", format=str),
+        Column("fits", "tasks"),
+    )
+    return markdown(columns, rows)
+
+
 def worth_chart(path: Path) -> tuple[Chart, str]:
     """Predicted and measured decrease of the loss by each part alone, and the title."""
     record = json.loads(path.read_text("utf-8"))
