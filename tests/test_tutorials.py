@@ -73,9 +73,8 @@ def test_a_notebook_is_the_program(name: str) -> None:
     assert ast.dump(ast.Module(program.body[1:], [])) == ast.dump(code)  # the first is the docstring
 
 
-def test_your_own_model(tmp_path: Path) -> None:
-    names = finished("own_model", tmp_path)
-    assert names["unchanged"]
+def test_your_your_model(tmp_path: Path) -> None:
+    names = finished("your_model", tmp_path)
     assert set(names["again"].tasks) == {"upright", "upside down", "a quarter turn"}
     assert names["again"].tasks["a quarter turn"].bytes <= 20_000
     for view in ("a quarter turn", "upside down"):
@@ -91,7 +90,7 @@ def test_a_stream_from_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_method_of_ones_own(tmp_path: Path) -> None:
-    names = finished("own_method", tmp_path)
+    names = finished("new_method", tmp_path)
     assert {"frozen", "restores", "deterministic"} <= set(names["report"].passed)
     ends = {name: float(matrix[-1].mean()) for name, matrix in names["accuracy"].items()}
     assert ends["halrp-budget"] > ends["nearest mean"] > ends["finetune"]

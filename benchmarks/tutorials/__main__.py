@@ -38,8 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     declare_image_operations()
     for name in [] if chosen == ["write"] else chosen or names():
-        record = json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else {}
-        record[name] = measure(name)
+        entry = measure(name)
+        record = (json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else {}) | {name: entry}
         atomic.write(RECORD, (json.dumps(dict(sorted(record.items())), indent=1) + "\n").encode())
         print(f"ran {name}")
     for path, content in documents(json.loads(RECORD.read_text("utf-8"))).items():

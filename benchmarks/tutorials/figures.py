@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from benchmarks.drawing import COLOURS, Panel, legend, svg
 
 Numbers = Mapping[str, Any]
-"""By name of a line or a kind of bar: a number for each place across; beside them "across", the names of places."""
+"""By name of a line or a kind of bar: a number for each label across; beside them "across", the labels."""
 
 
 class Figure(NamedTuple):
@@ -38,33 +38,51 @@ def curves(title: str, below: str, beside: str, log: bool = False) -> Callable[[
     return draw
 
 
-def bars(title: str, beside: str, lowest: float) -> Callable[[Numbers], str]:
-    """Draw a bar for each name at each place."""
+def bars(title: str, beside: str) -> Callable[[Numbers], str]:
+    """Draw a bar for each name at each label."""
 
     def draw(numbers: Numbers) -> str:
         across, lines = numbers["across"], numbers["lines"]
-        panel = Panel(50, 30, 340, 150, (-0.5, len(across) - 0.5), (lowest, 100))
-        panel.axes("", beside, lambda value: str(across[round(value)]), range(len(across)))
+        panel = _labelled(across, beside, 0)
         width = 250 / len(across) / len(lines)
         for number, (colour, values) in enumerate(zip(COLOURS, lines.values(), strict=False)):
-            shift = (number - (len(lines) - 1) / 2) * width * 1.1 * len(across) / 340
-            for place, value in enumerate(values):
-                panel.bar(place + shift, max(lowest, value), width, colour)
+            shift = (number - (len(lines) - 1) / 2) * width * 1.1 * len(across) / panel.width
+            for position, value in enumerate(values):
+                panel.bar(position + shift, value, width, colour)
         return svg(560, 205, [*panel.parts, *legend(405, 60, list(lines))], title)
 
     return draw
 
 
+def points(title: str, beside: str) -> Callable[[Numbers], str]:
+    """Draw a dot for each name at each label, where differences are small."""
+
+    def draw(numbers: Numbers) -> str:
+        lines = numbers["lines"]
+        panel = _labelled(numbers["across"], beside, min(min(values) for values in lines.values()) - 3)
+        for colour, values in zip(COLOURS, lines.values(), strict=False):
+            panel.dots(list(enumerate(values)), colour, 5)
+        return svg(560, 205, [*panel.parts, *legend(405, 60, list(lines))], title)
+
+    return draw
+
+
+def _labelled(across: Sequence[object], beside: str, lowest: float) -> Panel:
+    panel = Panel(50, 30, 340, 150, (-0.5, len(across) - 0.5), (lowest, 100))
+    panel.axes("", beside, lambda value: str(across[round(value)]), range(len(across)))
+    return panel
+
+
 def _pairs(names: Mapping[str, Any]) -> Numbers:
-    """The numbers of `accuracy`, a dict by line and place."""
+    """The numbers of `accuracy`, a dict by line and label."""
     table: Mapping[tuple[str, Any], float] = names["accuracy"]
-    lines, across = dict.fromkeys(line for line, _ in table), list(dict.fromkeys(place for _, place in table))
-    return {"across": across, "lines": {line: [_short(table[line, place]) for place in across] for line in lines}}
+    lines, across = dict.fromkeys(line for line, _ in table), list(dict.fromkeys(label for _, label in table))
+    return {"across": across, "lines": {line: [_short(table[line, label]) for label in across] for line in lines}}
 
 
 def _turned(names: Mapping[str, Any]) -> Numbers:
-    """The same by place and line."""
-    return _pairs({"accuracy": {(line, place): value for (place, line), value in names["accuracy"].items()}})
+    """The same by label and line."""
+    return _pairs({"accuracy": {(line, label): value for (label, line), value in names["accuracy"].items()}})
 
 
 def _means(names: Mapping[str, Any]) -> Numbers:
@@ -88,12 +106,12 @@ def _short(value: float) -> float:
 SHARE = "right, %"
 FIGURES = {
     "folder_stream": Figure(_means, curves("Accuracy over the stream", "tasks learned", "mean accuracy so far, %")),
-    "own_method": Figure(_last, bars("Accuracy after the last task", f"task, in the order of learning; {SHARE}", 0)),
-    "own_model": Figure(
+    "new_method": Figure(_last, bars("Accuracy after the last task", f"each task in the order of learning, {SHARE}")),
+    "your_model": Figure(
         _pairs, curves("Accuracy within bounds", "bound on the task's file, bytes", f"validation images {SHARE}", True)
     ),
     "tenants": Figure(_pairs, curves("Accuracy from few texts", "texts a class", f"test texts {SHARE}", True)),
-    "vision": Figure(_turned, bars("A head alone and a delta", f"test pictures {SHARE}", 60)),
+    "vision": Figure(_turned, points("A head alone and a delta", f"test pictures {SHARE}")),
 }
 """By tutorial."""
 

@@ -23,24 +23,31 @@ def sentence(script: str) -> str:
 
 
 def needs(script: str) -> str:
-    """What a program says that it needs beside the library."""
-    match = re.search(r"\(needs (?:pip install )?(.+?)\)$", ast.get_docstring(ast.parse(script)) or "", re.MULTILINE)
-    return "" if match is None else match[1].replace("'", "")
+    """What a program says that it needs beside the library: "(needs …)", or a line with `pip install`."""
+    about = ast.get_docstring(ast.parse(script)) or ""
+    match = re.search(
+        r"\(needs (?:pip install )?(.+?)\)$|^ +pip install (?:-\S+ |\S+\.txt )*(.+)$", about, re.MULTILINE
+    )
+    return "" if match is None else (match[1] or match[2]).replace("'", "")
 
 
 def _programs(paths: Iterable[Path]) -> str:
-    rows = ["| program | what it shows | needs |", "| --- | --- | --- |"]
+    rows = ["| program | what it shows |", "| --- | --- |"]
     for path in paths:
         script = path.read_text("utf-8")
-        rows.append(f"| [{path.name}](../examples/{path.name}) | {sentence(script)} | {needs(script)} |")
+        rows.append(f"| [{path.name}](../examples/{path.name}) | {sentence(script)}{_needed(script)} |")
     return "\n".join(rows)
 
 
 def _tutorials(paths: Iterable[Path]) -> str:
-    rows = ["| page | program | notebook | needs |", "| --- | --- | --- | --- |"]
+    rows = ["| tutorial | what it shows |", "| --- | --- |"]
     for path in paths:
-        script, links = path.read_text("utf-8"), f"../examples/tutorials/{path.stem}"
+        script, source = path.read_text("utf-8"), f"../examples/tutorials/{path.stem}"
         title = cells_of(script)[0].text.partition("\n")[0].removeprefix("# ")
-        row = f"[{title}](tutorials/{path.stem}.md) | [{path.name}]({links}.py) | [{path.stem}.ipynb]({links}.ipynb)"
-        rows.append(f"| {row} | {needs(script)} |")
+        links = f"[{title}](tutorials/{path.stem}.md) ([program]({source}.py), [notebook]({source}.ipynb))"
+        rows.append(f"| {links} | {sentence(script).rpartition(': ')[2]}{_needed(script)} |")
     return "\n".join(rows)
+
+
+def _needed(script: str) -> str:
+    return f"; needs {packages}" if (packages := needs(script)) else ""

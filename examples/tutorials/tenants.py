@@ -1,17 +1,19 @@
 """A text encoder with many tenants: one base, a file for each tenant, and one batch for all of them.
 
 Run it: python examples/tutorials/tenants.py  (needs pip install 'halrp[sklearn,text]')
-The encoder is all-MiniLM-L6-v2, which transformers downloads once; ENCODER=FOLDER reads it from a folder.
+The encoder is all-MiniLM-L6-v2, which transformers downloads once; with ENCODER=FOLDER it is read from there.
 """
 
 # %% [markdown]
 # # A text encoder with many tenants
 #
-# Four tenants sort short texts, each into classes of its own, and all share one sentence encoder. A tenant costs one
-# small file and learns without the others, and rows of all tenants are answered in one batch.
+# Four tenants sort short texts, each into classes of its own, and all share one
+# sentence encoder. A tenant costs one small file and learns without the others, and
+# rows of all tenants are answered in one batch.
 #
-# The texts are those that are wherever Python is: the first sentence that functions and classes say about themselves.
-# A tenant is a library, its classes are parts of that library, and each class has 20 texts to learn from.
+# The texts are those that are wherever Python is: the first sentence that functions and
+# classes say about themselves. A tenant is a library, its classes are parts of that
+# library, and each class has 20 texts to learn from.
 
 # %%
 import copy
@@ -36,10 +38,11 @@ TENANTS = {
 
 
 def sentences(module):
-    """The first sentences of what a module's public functions and classes say about themselves."""
-    things = [thing for name, thing in sorted(vars(module).items()) if not name.startswith("_")]
-    texts = [(inspect.getdoc(thing) or "").partition("\n\n")[0] for thing in things if not inspect.ismodule(thing)]
-    return {" ".join(text.split()) for text in texts if len(text.split()) > 3 and " -> " not in text}
+    """The first sentences of what a module's public functions and classes say."""
+    public = [thing for name, thing in vars(module).items() if not name.startswith("_")]
+    about = [inspect.getdoc(thing) or "" for thing in public if not inspect.ismodule(thing)]
+    texts = [text.partition("\n\n")[0].split() for text in about]
+    return {" ".join(words) for words in texts if len(words) > 3 and "->" not in words}
 
 
 data = {}
@@ -47,16 +50,20 @@ for tenant, parts in TENANTS.items():
     prefix = "" if tenant == "python" else f"{tenant}."
     texts = [sentences(importlib.import_module(prefix + part)) for part in parts]
     for label, part in enumerate(parts):
-        others = set().union(*(texts[other] for other in range(len(parts)) if other != label))
-        data[tenant, part] = sorted(texts[label] - others)  # a text that two parts share belongs to neither
-        random.Random(part).shuffle(data[tenant, part])
+        others = texts[:label] + texts[label + 1 :]
+        chosen = sorted(
+            texts[label].difference(*others)
+        )  # a text of two parts is of neither
+        random.Random(part).shuffle(chosen)
+        data[tenant, part] = chosen
 print(data["scipy", "stats"][0], data["python", "os"][0], sep="\n")
 
 # %% [markdown]
 # ## The base
 #
-# The encoder gives a state for each token; their mean is what a sentence encoder is trained to compare. It is the
-# base as it is. The table of words is half of it, and tenants share it.
+# The encoder gives a state for each token; their mean is what a sentence encoder is
+# trained to compare. It is the base as it is. The table of words is half of it, and
+# tenants share it.
 
 # %%
 ENCODER = os.environ.get("ENCODER", "sentence-transformers/all-MiniLM-L6-v2")
@@ -83,21 +90,25 @@ encoder = Sentences(AutoModel.from_pretrained(ENCODER, add_pooling_layer=False))
 
 def tokens(texts):
     """A batch for the encoder."""
-    return tokenizer(texts, padding=True, truncation=True, max_length=32, return_tensors="pt")
+    return tokenizer(
+        texts, padding=True, truncation=True, max_length=32, return_tensors="pt"
+    )
 
 
 def examples(tenant, start, stop):
     """Tokens and labels of some texts of each class, as `learn` takes them."""
-    rows = [(text, label) for label, part in enumerate(TENANTS[tenant]) for text in data[tenant, part][start:stop]]
-    return tokens([text for text, _ in rows]), torch.tensor([label for _, label in rows])
+    chosen = [data[tenant, part][start:stop] for part in TENANTS[tenant]]
+    labels = [label for label, texts in enumerate(chosen) for _ in texts]
+    return tokens([text for texts in chosen for text in texts]), torch.tensor(labels)
 
 
 # %% [markdown]
 # ## A file for each tenant
 #
-# The head is put on top of the encoder, with the width of each tenant. A task starts at the probe, a head fitted on
-# frozen features, and whatever else it stores must pay for its bytes on the validation texts. To see how many texts a
-# tenant needs, copies of the learner learn from 5 and 10 texts a class first: a copy shares the base in memory and
+# The head is put on top of the encoder, with the width of each tenant. A task starts at
+# the probe, a head fitted on frozen features, and whatever else it stores must pay for
+# its bytes on the validation texts. To see how many texts a tenant needs, copies of the
+# learner learn from 5 and 10 texts a class first: a copy shares the base in memory and
 # commits nothing.
 
 # %%
@@ -116,30 +127,35 @@ for tenant, parts in TENANTS.items():
     for count in (5, 10, 20):
         learning = learner if count == 20 else copy.deepcopy(learner)
         learning.learn(tenant, examples(tenant, 0, count), val, class_names=parts)
-        accuracy[tenant, count] = 100 * float((learning.answer(x, tenant).indices == y).float().mean())
-    shown = ", ".join(f"{accuracy[tenant, count]:.1f} % from {count}" for count in (5, 10, 20))
-    print(f"{tenant}: {len(parts)} classes, {len(y)} test texts, {shown} a class")
+        right = learning.answer(x, tenant).indices == y
+        accuracy[tenant, count] = 100 * float(right.float().mean())
+    curve = ", ".join(f"{accuracy[tenant, count]:.1f} %" for count in (5, 10, 20))
+    print(f"{tenant}: {len(parts)} classes, {len(y)} test texts, {curve}")
 
 # %% [markdown]
 # ![Test accuracy of each tenant, from 5, 10 and 20 texts a class](../../docs/figures/tutorial-tenants.svg)
 #
 # ## What a tenant stores
 #
-# The bound is 60,000 bytes. A file is smaller where nothing but the head helped on the validation texts: then the
-# head is all that is stored, and `halrp inspect tenants` says so.
+# The bound is 60,000 bytes. A file is smaller where nothing but the head helped on the
+# validation texts: then the head is all that is stored, and `halrp inspect tenants`
+# says so.
 
 # %%
 stored = summary("tenants")
 for task in stored["tasks"]:
     print(f"{task['name']}: {task['bytes']:,} bytes, {task['outcome']['text']}")
 files = sum(task["bytes"] for task in stored["tasks"])
-print(f"the base {stored['base_bytes']:,} bytes, {len(stored['tasks'])} tenants {files:,} bytes")
+print(
+    f"{len(stored['tasks'])} tenants {files:,} bytes, their base {stored['base_bytes']:,}"
+)
 
 # %% [markdown]
 # ## One batch for all
 #
-# Rows of all tenants go through the encoder together. A new process opens the store with `Learner.load("tenants",
-# encoder)`, or serves it: [serving](../../docs/serving.md) has the server and its clients.
+# Rows of all tenants go through the encoder together. A new process opens the store
+# with `Learner.load("tenants", encoder)`, or serves it:
+# [serving](../../docs/serving.md) has the server and its clients.
 
 # %%
 asked = [
@@ -148,10 +164,12 @@ asked = [
     ("torch", "A layer that normalises its inputs."),
     ("python", "The path of the current working directory."),
 ]
-answer = learner.answer(tokens([text for _, text in asked]), [tenant for tenant, _ in asked])
-for (tenant, text), label, confidence in zip(asked, answer.labels, answer.confidence, strict=True):
-    print(f"{tenant}.{label} ({confidence:.0%}): {text}")
+tenants, texts = map(list, zip(*asked, strict=True))
+answer = learner.answer(tokens(texts), tenants)
+for tenant, text, label in zip(tenants, texts, answer.labels, strict=True):
+    print(f"{tenant}.{label}: {text}")
 
 # %% [markdown]
-# [With transformers](../../docs/transformers.md) has the other shapes of text tasks: loaders, collators, tokens and
-# language models. `python examples/text_tenants.py` interrupts a tenant and resumes it.
+# [With transformers](../../docs/transformers.md) has the other shapes of text tasks:
+# loaders, collators, tokens and language models. `python examples/text_tenants.py`
+# interrupts a tenant and resumes it.

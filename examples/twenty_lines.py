@@ -1,6 +1,6 @@
 """A model of your own in twenty lines: three questions about the same digits, one base, and at most 8,000 bytes each.
 
-Run it: python examples/own_model.py  (needs scikit-learn, for its bundled digits)
+Run it: python examples/twenty_lines.py  (needs scikit-learn, for its bundled digits)
 """
 
 import torch
