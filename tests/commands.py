@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import typer
 from typer.testing import CliRunner
+
+EVIL = "x\x1b]0;owned\x07\x9b2J\u202elive\u2066\rall good\nhalrp: [bold red]fine[/]\x7f"
+"""A title of the window, a bell, an erased screen, reversed text, a line over the line, a line of its own, markup."""
+
+
+def every_command(app: typer.Typer) -> dict[tuple[str, ...], Any]:
+    """Every command by its words."""
+    return dict(_commands(typer.main.get_command(app)))
+
+
+def _commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _commands(command, (*path, name))
+        else:
+            yield (*path, name), command
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,14 @@ def reports_at_the_end_of_epochs() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def output_goes_to_a_pipe() -> Iterator[None]:
+    """Tables are as wide as in a pipe, whatever terminal the tests were started from, unless a test says so."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("COLUMNS", raising=False)
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def heads_are_fitted_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fit heads with few penalties, folds and steps: all of them take most of the time of learning a tiny task.

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src"
 
 LIBRARY = (
-    ("halrp._version", "halrp.text", "halrp.errors", "halrp.checks", "halrp.references"),
+    ("halrp._version", "halrp.text", "halrp.text_table", "halrp.errors", "halrp.checks", "halrp.references"),
     ("halrp.seeding",),
     ("halrp.objectives",),
     ("halrp.model",),
@@ -25,6 +25,7 @@ LIBRARY = (
     ("halrp.serve",),
     ("halrp.provenance", "halrp.identity"),
     ("halrp.committed", "halrp.task_setup"),
+    ("halrp.retained", "halrp.report"),
     ("halrp.managed",),
     ("halrp.predictions",),
     ("halrp.learner", "halrp.parallel", "halrp.callbacks"),

@@ -1,14 +1,18 @@
 """Numbers in documents come from committed records."""
 
 import json
+import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from benchmarks import any_task, file_parts, method_pictures, scale, serve_store
-from benchmarks.pretrained import picture
+from benchmarks.pretrained import commits, leaderboard, picture
 from benchmarks.pretrained import table as pretrained
 from halrp.lab.report import documents
+from tests.lab.made_records import put, stable
 
 ROOT = Path(__file__).parent.parent
 REMEDY = "run: python -m halrp.lab.report.documents"
@@ -76,13 +80,63 @@ def test_the_table_of_text_tenants_is_that_of_its_record() -> None:
 
 
 def test_the_leaderboard_and_its_picture_are_those_of_their_records() -> None:
-    made = picture.parts(ROOT / "results" / "pretrained")
-    for name in picture.DOCUMENTS:
+    made = leaderboard.parts(ROOT / "results" / "pretrained")
+    for name in leaderboard.DOCUMENTS:
         text = (ROOT / name).read_text("utf-8")
         assert documents.filled(text, made) == text, f"{name} is stale; run: python -m benchmarks.pretrained table"
         assert all(f"<!-- begin {part} -->" in text for part in made)
     drawn = (ROOT / "docs" / "figures" / "pretrained.svg").read_text("utf-8")
     assert drawn == picture.figure(ROOT / "results" / "pretrained"), "run: python -m benchmarks.pretrained table"
+
+
+def test_every_row_of_the_leaderboard_names_the_commit_that_reached_it() -> None:
+    shown = leaderboard.parts(ROOT / "results" / "pretrained")["leaderboard"]
+    for row in shown().splitlines()[2:]:
+        assert re.search(r"\| `[0-9a-f]{7}`(, `[0-9a-f]{7}`)* \|$", row), (
+            f"{row}: run: python -m benchmarks.pretrained commits, then the same with table"
+        )
+
+
+def test_records_without_a_commit_are_known_by_the_one_that_brought_them(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        names = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
+        return subprocess.run(
+            ["git", *names, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True
+        ).stdout
+
+    old, newer, named = {"task": "a"}, {"task": "b"}, {"task": "c", "commit": "0123456789ab"}
+    git("init", "-q")
+    made = []
+    for rows in ([old], [old, newer, named]):
+        (tmp_path / "vision.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        git("add", "vision.jsonl")
+        git("commit", "-q", "-m", "records")
+        made.append(git("rev-parse", "HEAD")[:12])
+    assert commits.write(tmp_path, {"vision": [old, newer, named]}) == 2
+    known = commits.read(tmp_path)["vision"]
+    assert [commits.commit_of(row, known) for row in (old, newer, named)] == [*made, "0123456789ab"]
+    shutil.rmtree(tmp_path / ".git")
+    assert commits.write(tmp_path, {"vision": [old, newer, named]}) == 2, "what was known stays known without a history"
+    assert commits.commit_of({"task": "d"}, known) is None
+
+
+def test_the_papers_benchmark_is_on_the_leaderboard_once_there_are_records_of_ours(tmp_path: Path) -> None:
+    def row_of(name: str, gain: float, size: float, order: str = "A", commit: str = "") -> None:
+        final = {task: 0.5 + 0.01 * task + gain for task in range(4)}
+        record = stable(final, list(range(4)), name, bytes=[1e6 + size * i for i in range(4)], order=order)
+        put(tmp_path, f"{name}{order}.json", record | {"environment": {"commit": commit}})
+
+    def rows() -> list[str]:
+        return leaderboard.leaderboard({}, {}, {}, tmp_path).splitlines()[2:]
+
+    for name, gain, size in (("ewc", 0.0, 20_000), ("be", 0.05, 90_000), ("halrp-budget", 0.3, 10_000)):
+        row_of(name, gain, size)
+    assert rows() == []
+    row_of("halrp", 0.1, 80_000, commit="abcdef0123456")
+    row_of("halrp", 0.2, 80_000, order="B", commit="1234567890ab")
+    bounds = [row.split(" | ")[1:] for row in rows()]
+    assert [cells[0] for cells in bounds] == ["100", "200"], "no row where nothing of ours fits"
+    assert bounds[0][1:] == ["**66.5 %** (80 KB)", "56.5 % (`be`, 90 KB)", "+5.0 ± 0.0", "`abcdef0`, `1234567` |"]
 
 
 def test_the_pictures_of_the_method_are_those_of_their_record() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 import benchmarks.pretrained as package
-from benchmarks.pretrained import picture, table
+from benchmarks.pretrained import commits, leaderboard, picture, records, table
 from benchmarks.pretrained.domain import Domain
 from benchmarks.pretrained.measure import Run
 from benchmarks.pretrained.methods import methods
@@ -24,6 +24,11 @@ def main(arguments: list[str] | None = None) -> None:
     if options.command == "table":
         table.write(options.results, options.document)
         picture.write(options.results, options.document.parent.parent)
+        leaderboard.write(options.results, options.document.parent.parent)
+        return
+    if options.command == "commits":
+        domains = {name: records.read(options.results / f"{name}.jsonl") for name in SHOTS}
+        print(f"{commits.write(options.results, domains)} records without a commit of their own have one now")
         return
     torch.set_num_threads(1)
     domain = _domain(options)
@@ -81,6 +86,8 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--weights", type=Path, help="the network's file or folder; by default the package's")
         command.add_argument("--data", type=Path, help="the folder of the data sets")
         command.add_argument("--results", type=Path, default=Path("results/pretrained"))
+    command = commands.add_parser("commits", help="look up the commits of records that name none, in the history")
+    command.add_argument("--results", type=Path, default=Path("results/pretrained"))
     command = commands.add_parser("table", help="write the tables of the records")
     command.add_argument("--results", type=Path, default=Path("results/pretrained"))
     command.add_argument("--document", type=Path, default=Path("docs/pretrained.md"))

@@ -18,6 +18,7 @@ from benchmarks.pretrained.features import Saved
 from benchmarks.pretrained.methods import Method, Setting
 from benchmarks.pretrained.records import Row
 from halrp.errors import BudgetTooSmall
+from halrp.lab.run.environment import environment
 from halrp.model.batch import Batch
 
 TUNED_ON = 0
@@ -51,6 +52,7 @@ def fit(domain: Domain, name: str, method: Method, setting: Setting, task: Task)
         "files": files,
         "seconds": round(seconds, 2),
         "versions": _versions(),
+        "commit": environment()["commit"],
     }
 
 

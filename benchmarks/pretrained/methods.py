@@ -45,7 +45,7 @@ def methods(variant: str = "default") -> dict[str, Method]:
     lora = {f"lora-r{rank}": Lora(rank) for rank in (4, 8)}
     lora |= {f"lora-r{rank}-norms": Lora(rank, norms=True) for rank in (4, 8)}
     lora |= {f"lora-r{rank}-probe": Lora(rank, fitted_head=True) for rank in (4, 8)}
-    sizes = (15, 25, 60, 100, 150, 400, 1000)
+    sizes = (15, 25, 50, 60, 100, 150, 400, 1000)
     deltas = {f"halrp-{size}": Delta(size * 1000, variant) for size in sizes}
     others: dict[str, Setting] = {
         "int4": {"bits": "int4"},

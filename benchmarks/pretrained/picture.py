@@ -1,45 +1,18 @@
-"""Accuracy against the bytes of a task on a pretrained base: the picture and the leaderboard of the README."""
+"""Accuracy against the bytes of a task on a pretrained base: the picture of the README."""
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.drawing import COLOURS, INK, SOFT, Panel, legend, svg, text
-from benchmarks.pretrained import records
+from benchmarks.pretrained.leaderboard import SHOTS, TITLES, held_out, inputs, kind_of
 from benchmarks.pretrained.records import Row
-from benchmarks.pretrained.table import Line, difference, estimate, lines
-from halrp.lab.report.documents import filled
+from benchmarks.pretrained.table import Line, estimate
 from halrp.store import atomic
 
-SHOTS = {"vision": 30, "text": 60}
-TITLES = {
-    "vision": "EfficientNet-Lite0, 16 tasks of CIFAR-100, 30 images a class",
-    "text": "MiniLM-L6, texts of Debian's packages, 60 texts a class",
-}
 KINDS = ("halrp", "LoRA (PEFT)", "probe", "fine-tuned copy")
-HERE = {"halrp": 0, "lora": 1, "probe": 2, "finetune": 3}
-BOUNDS = (50_000, 100_000, 200_000)
-DOCUMENTS = ("README.md", "docs/comparison.md")
-"""Documents with the leaderboard."""
-
-
-def held_out(rows: Sequence[Row], dev: Sequence[str], shots: int) -> list[Line]:
-    """The methods on the tasks that nothing was chosen on; those with fewer fits than the probe are left out."""
-    tasks = sorted({row["task"] for row in records.fits(rows)} - set(dev))
-    methods = lines(rows, shots, tasks)
-    most = max((len(line.accuracy) for line in methods), default=0)
-    return [line for line in methods if len(line.accuracy) >= most / 2]
-
-
-def kind_of(line: Line) -> int | None:
-    """Which of the kinds a method is; None for variants that the tables alone show."""
-    name = line.method.split("-")[0]
-    plain = name != "halrp" or line.method.removeprefix("halrp-").isdigit()
-    return HERE.get(name) if plain else None
 
 
 def picture(rows: Mapping[str, Sequence[Row]], dev: Mapping[str, Sequence[str]]) -> str:
@@ -77,59 +50,11 @@ def _short(size: float) -> str:
     return f"{size / 1e6:g} MB" if size >= 1e6 else f"{size / 1e3:g} KB"
 
 
-def leaderboard(rows: Mapping[str, Sequence[Row]], dev: Mapping[str, Sequence[str]]) -> str:
-    """The best accuracy within each bound, of `halrp` and of everything else, with the paired difference."""
-    shown = [
-        "| benchmark | KB per task | `halrp` | best of the others | difference, points |",
-        "| --- | ---: | --- | --- | ---: |",
-    ]
-    for name in rows:
-        methods = [line for line in held_out(rows[name], dev[name], SHOTS[name]) if kind_of(line) is not None]
-        for bound in BOUNDS:
-            within = [line for line in methods if line.bytes <= bound and _bound(line) <= bound]
-            ours = max((line for line in within if kind_of(line) == 0), key=_mean, default=None)
-            rival = max((line for line in within if kind_of(line) != 0), key=_mean, default=None)
-            if ours is None or rival is None:
-                continue
-            paired = difference(ours, rival)
-            best = f"{_mean(rival):.1f} % (`{rival.method}`, {rival.form}, {rival.bytes / 1000:.0f} KB)"
-            mine = f"**{_mean(ours):.1f} %** ({ours.bytes / 1000:.0f} KB)"
-            shown.append(
-                f"| {TITLES[name]} | {bound // 1000} | {mine} | {best} | {'' if paired is None else paired.signed} |"
-            )
-    return "\n".join(shown)
-
-
-def _bound(line: Line) -> int:
-    """The bound that a file of `halrp` was given."""
-    return int(line.method.removeprefix("halrp-")) * 1000 if kind_of(line) == 0 else 0
-
-
-def _mean(line: Line) -> float:
-    return statistics.fmean(line.accuracy.values())
-
-
-def _inputs(results: Path) -> tuple[dict[str, list[Row]], dict[str, Sequence[str]]]:
-    from benchmarks.pretrained.text import Text
-    from benchmarks.pretrained.vision import Vision
-
-    names = {"vision": Vision.dev, "text": Text.dev}
-    return {name: records.read(results / f"{name}.jsonl") for name in names}, dict(names)
-
-
-def parts(results: Path) -> dict[str, Callable[[], str]]:
-    """The writer of the generated part, by its name."""
-    return {"leaderboard": partial(leaderboard, *_inputs(results))}
-
-
 def figure(results: Path) -> str:
     """The picture."""
-    return picture(*_inputs(results))
+    return picture(*inputs(results))
 
 
 def write(results: Path, root: Path) -> None:
-    """Draw the picture, and write the leaderboard into the documents that have it."""
+    """Draw the picture."""
     atomic.write(root / "docs" / "figures" / "pretrained.svg", figure(results).encode())
-    made = parts(results)
-    for document in (root / name for name in DOCUMENTS if (root / name).exists()):
-        document.write_text(filled(document.read_text("utf-8"), made), "utf-8")

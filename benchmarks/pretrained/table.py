@@ -42,6 +42,8 @@ class Line(NamedTuple):
     accuracy: Mapping[tuple[str, int], float]
     bytes: float
     seconds: float
+    last: Row
+    """The newest of its records."""
 
 
 def estimate(values: Sequence[float]) -> Estimate:
@@ -79,7 +81,7 @@ def _line(label: str, form: str, rows: Sequence[Row]) -> Line:
     files = {(row["task"], row["seed"]): row["files"][form] for row in rows}
     accuracy = {fit: file["accuracy"] for fit, file in files.items()}
     size = statistics.fmean(file["bytes"] for file in files.values())
-    return Line(label, form, accuracy, size, statistics.fmean(row["seconds"] for row in rows))
+    return Line(label, form, accuracy, size, statistics.fmean(row["seconds"] for row in rows), rows[-1])
 
 
 def markdown(methods: Sequence[Line]) -> str:

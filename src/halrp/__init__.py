@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from halrp.objectives.regression import Regression
     from halrp.objectives.segmentation import Segmentation
     from halrp.objectives.token_classification import TokenClassification
+    from halrp.report import Report, TaskReport
     from halrp.serve.identify import Identified
     from halrp.serve.store_predictor import StorePredictor
     from halrp.store.store import Store
@@ -71,6 +72,7 @@ _HOME = {
     "halrp.objectives.regression": ("Regression",),
     "halrp.objectives.segmentation": ("Segmentation",),
     "halrp.objectives.token_classification": ("TokenClassification",),
+    "halrp.report": ("Report", "TaskReport"),
     "halrp.serve.identify": ("Identified",),
     "halrp.serve.store_predictor": ("StorePredictor",),
     "halrp.store.store": ("Store",),
@@ -113,10 +115,12 @@ __all__ = [
     "Prune",
     "Recipe",
     "Regression",
+    "Report",
     "Segmentation",
     "StopTraining",
     "Store",
     "StorePredictor",
+    "TaskReport",
     "TokenClassification",
     "WarmUp",
     "Whitened",

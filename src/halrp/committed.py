@@ -19,6 +19,7 @@ from halrp.errors import DamagedError, DamagedTaskWarning, TaskError, UnknownTas
 from halrp.model.base import Base
 from halrp.model.delta import Delta
 from halrp.serve.predictor import Predictor
+from halrp.store import atomic, task_file
 from halrp.store.changes import Changes
 from halrp.store.manifest import Entry, Manifest
 from halrp.store.store import Store
@@ -35,8 +36,10 @@ class Committed:
         self.tasks: Mapping[str, Delta] = {}
         self.damaged: Mapping[str, str] = {}
         """Tasks of the store that could not be read and were left out, and why."""
-        self._entries: dict[str, Entry] = {}
-        """The files of the tasks in the store."""
+        self.entries: dict[str, Entry] = {}
+        """The files of tasks, in the store that they were read from or written to."""
+        self.digests: dict[str, str] = {}
+        """Checksums of tasks that were committed here without a store, of the files that they would have."""
         self._old: dict[str, tuple[Delta, ...]] = {}
         """Old versions, the newest first, if there is no store that holds them."""
         self._predictor: Predictor | None = None
@@ -75,6 +78,7 @@ class Committed:
         """The same base and tasks, without a store; what is committed there is not seen here."""
         copy = Committed(self.initial, False, None)
         copy.base, copy.tasks, copy._old = self.base, self.tasks, dict(self._old)
+        copy.entries, copy.digests = dict(self.entries), dict(self.digests)
         return copy
 
     def check_name(self, name: object, replaces: bool = False) -> None:
@@ -123,9 +127,11 @@ class Committed:
                 manifest = self.store.commit(base, list(changed.values()), pruned=pruned, replaced=replaced)
             else:
                 manifest = self.store.known = self.store.manifest()
-            self._entries |= {name: manifest.tasks[name] for name in changed}
-        elif replaces:
-            self._old[newest] = (self.tasks[newest], *self._old.get(newest, ()))
+            self.entries |= {name: manifest.tasks[name] for name in changed}
+        else:
+            self.digests |= {name: digest_of(delta) for name, delta in changed.items()}
+            if replaces:
+                self._old[newest] = (self.tasks[newest], *self._old.get(newest, ()))
         self.damaged = {name: reason for name, reason in self.damaged.items() if name != newest}
         self._show(base, tasks)
 
@@ -151,7 +157,7 @@ class Committed:
         self._take_over(store, base, skip_damaged)
 
     def _take_over(self, store: Store, base: Base, skip_damaged: bool) -> None:
-        at_hand = {name: (entry, self.tasks[name]) for name, entry in self._entries.items() if name in self.tasks}
+        at_hand = {name: (entry, self.tasks[name]) for name, entry in self.entries.items() if name in self.tasks}
         stored = store.read_tasks(base, skip_damaged, at_hand)
         self.damaged = {name: str(error) for name, error in stored.damaged.items()}
         if self.damaged:
@@ -161,7 +167,7 @@ class Committed:
                 DamagedTaskWarning,
                 stacklevel=2,
             )
-        self._entries = {name: stored.manifest.tasks[name] for name in stored.tasks}
+        self.entries = {name: stored.manifest.tasks[name] for name in stored.tasks}
         self._show(base, stored.tasks)
 
     def refresh(self) -> Changes:
@@ -184,7 +190,7 @@ class Committed:
         if attached is not None:
             # Whoever saves where the learner commits says that this is its store from then on.
             attached.known = manifest
-            self._entries = {name: manifest.tasks[name] for name in self.tasks}
+            self.entries = {name: manifest.tasks[name] for name in self.tasks}
 
     # ---- single tasks -----------------------------------------------------------------------------------------------
 
@@ -192,7 +198,7 @@ class Committed:
         """Take a task away; the base stays, even if the task made it."""
         self._refuse_unknown(name)
         if self.store is not None:
-            self.store.remove(name, self._entries.get(name))
+            self.store.remove(name, self.entries.get(name))
         self._forget(name)
         self.damaged = {other: reason for other, reason in self.damaged.items() if other != name}
         self._show(self.ready, {other: delta for other, delta in self.tasks.items() if other != name})
@@ -205,13 +211,15 @@ class Committed:
         check_task_name(new)
         if new in self.tasks or new in self.damaged:
             raise TaskError(f"task {new!r} is already learned; choose another name for {old!r}")
-        entry, versions = None, self._old.get(old, ())
+        entry, versions, digest = None, self._old.get(old, ()), self.digests.get(old)
         if self.store is not None:
-            entry = self.store.rename(old, new, self._entries.get(old), self.base).tasks[new]
+            entry = self.store.rename(old, new, self.entries.get(old), self.base).tasks[new]
         delta = replace(self.tasks[old], task=new)
         self._forget(old)
         if entry is not None:
-            self._entries[new] = entry
+            self.entries[new] = entry
+        if digest is not None:
+            self.digests[new] = digest_of(delta)
         if versions:
             self._old[new] = tuple(replace(version, task=new) for version in versions)
         self._show(self.ready, {new if n == old else n: delta if n == old else d for n, d in self.tasks.items()})
@@ -238,12 +246,13 @@ class Committed:
         """Bring the newest old version back; the present one becomes an old version."""
         versions = self.versions(name)
         if self.store is not None:
-            manifest: Manifest = self.store.revert(name, self._entries.get(name))
-            self._entries[name] = manifest.tasks[name]
+            manifest: Manifest = self.store.revert(name, self.entries.get(name))
+            self.entries[name] = manifest.tasks[name]
         elif not versions:
             raise TaskError(f"there is no other version of {name!r}; learn(..., replace=True) makes one")
         else:
             self._old[name] = (self.tasks[name], *versions[1:])
+        self.digests.pop(name, None)  # nothing here remembers that of an old version
         self.damaged = {other: reason for other, reason in self.damaged.items() if other != name}
         self._show(self.ready, {**self.tasks, name: versions[0]})
         return versions[0]
@@ -253,8 +262,14 @@ class Committed:
             self.predictor.delta(name)
 
     def _forget(self, name: str) -> None:
-        self._entries.pop(name, None)
+        self.entries.pop(name, None)
+        self.digests.pop(name, None)
         self._old.pop(name, None)
+
+
+def digest_of(delta: Delta) -> str:
+    """The checksum of the file that a task has, or would have."""
+    return atomic.checksum(task_file.write(delta))
 
 
 def _difference(ours: Base, theirs: Base) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 from halrp import seeding
 from halrp.committed import Committed
 from halrp.model.delta import Delta
+from halrp.report import Report, of_learner
 from halrp.store.changes import Changes
 from halrp.training.bar import Show
 
@@ -88,6 +89,15 @@ class Managed:
         """Remove the old versions of a task; in a store their files go to the trash."""
         with seeding.exclusive():
             self._committed.drop_versions(name)
+
+    def report(self) -> Report:
+        """What there is, as a table of tasks: bytes, ranks, scores, and whether tasks are what was committed.
+
+        That is compared, not assumed: files in the store with the checksums of their commits, numbers in memory with
+        the files, the base with its fingerprint, and, where a task's file has a proof, outputs that are computed again.
+        """
+        with seeding.exclusive():
+            return of_learner(self._committed)
 
     def refresh(self) -> Changes:
         """Read what other processes have done to the store since, and return the names of tasks that changed.

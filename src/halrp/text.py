@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
+from typing import Any
 
 _UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Control and format characters, among them those that reorder text; halves of surrogate pairs; separators of lines."""
@@ -19,6 +21,16 @@ def printable(text: str, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(c if c in keep or not _unsafe(c) else _escaped(c) for c in text)
+
+
+def as_json(value: Any) -> str:
+    """A value as JSON of several lines, in characters that have no effect on a terminal."""
+    return json.dumps(value, indent=1).replace("\x7f", r"\u007f")  # the only one that JSON leaves as it is
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things, in words: 1 task, 2 tasks."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _unsafe(character: str) -> bool:

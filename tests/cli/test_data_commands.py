@@ -185,7 +185,7 @@ def _interrupted_after(patiently: Any) -> Any:
 
 def test_all_names_every_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     got: list[str] = []
-    monkeypatch.setattr("halrp.cli.data._get", lambda name, data, again: got.append(name))
+    monkeypatch.setattr("halrp.cli.data._get", lambda name, data, again, tell: got.append(name))
     assert Run("get", "all", "--data", tmp_path).code == 0
     assert set(got) == set(SETS)
 

@@ -8,14 +8,13 @@ import json
 import subprocess
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import typer
 from rich.table import Table
 from torch import nn
 
@@ -27,12 +26,10 @@ from halrp.lab.run.engine import Event
 from halrp.lab.run.progress import LiveTable
 from halrp.lab.run.status import CellStatus, SweepStatus
 from halrp.terminal import Terminal
-from tests.commands import Result, invoke
+from tests.commands import EVIL, Result, every_command, invoke
 from tests.helpers import FAST, net, tiny_task
 from tests.lab.made_records import made
 
-EVIL = "x\x1b]0;owned\x07\x9b2J\u202elive\u2066\rall good\nhalrp: [bold red]fine[/]\x7f"
-"""A title of the window, a bell, an erased screen, reversed text, a line over the line, a line of its own, markup."""
 MODEL = "tests.cli.test_safe_output:build"
 
 ran = partial(invoke, app)
@@ -56,15 +53,7 @@ def check(result: Result) -> None:
     assert "\nhalrp: [bold" not in result.out + result.error, "a name began a line of its own"
 
 
-def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from commands(command, (*path, name))
-        else:
-            yield (*path, name), command
-
-
-COMMANDS = dict(commands(typer.main.get_command(app)))
+COMMANDS = every_command(app)
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
@@ -112,6 +101,11 @@ USES: dict[str, Callable[[Path, Path], tuple[object, ...]]] = {
     "inspect": lambda store, results: ("inspect", store),
     "inspect --json": lambda store, results: ("inspect", store, "--json"),
     "verify": lambda store, results: ("verify", store),
+    "report of a store": lambda store, results: ("report", store, "-o", results / "store.html"),
+    "report of a store --json": lambda store, results: ("report", store, "--json"),
+    "compare": lambda store, results: ("compare", store, store),
+    "compare records": lambda store, results: ("compare", results, results),
+    "doctor": lambda store, results: ("doctor", store, "--no-speed"),
     "results": lambda store, results: ("results", results),
     "results --runs": lambda store, results: ("results", results, "--runs"),
     "results --csv": lambda store, results: ("results", results, "--csv", "-"),

@@ -174,3 +174,33 @@ def test_the_slope_through_heads_of_other_folds_has_the_size_of_that_of_other_ex
 def test_a_number_of_folds_that_holds_nothing_out_is_refused(folds: Any) -> None:
     with pytest.raises(SettingError, match="folds"):
         FromProbe(folds=folds)
+
+
+class Steps(FromProbe):
+    """A start at the probe that shows by how much it shortens steps."""
+
+    step: ClassVar[float]
+
+    def _fit_head(self, *arguments: Any) -> tuple[CrossFit | None, float]:
+        cross_fit, Steps.step = super()._fit_head(*arguments)
+        return cross_fit, Steps.step
+
+
+@pytest.mark.parametrize("folds", [5, 0])
+def test_steps_are_shorter_where_the_head_has_memorised_its_examples(folds: int) -> None:
+    def step(examples: int, width: int) -> float:
+        x = torch.randn(2 * examples, width, generator=torch.Generator().manual_seed(3))
+        y = (x[:, :2].sum(1) > 0).long()
+        body = drawn(lambda: nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2)))
+        method = replace(ROOMY, start=Steps(folds=folds))
+        learner = Learner(body, base="given", method=method, recipe=FAST, progress=None)
+        learner.learn("a", (x[:examples], y[:examples]), val=(x[examples:], y[examples:]))
+        return Steps.step
+
+    assert step(40, 64) < 0.71 < step(600, 8) <= 1
+
+
+def test_the_error_of_a_head_is_the_mean_square_of_p_minus_y() -> None:
+    outputs, y = torch.randn(20, 3, generator=torch.Generator().manual_seed(5)), torch.arange(20) % 3
+    expected = (outputs.softmax(1) - nn.functional.one_hot(y, 3)).square().sum(1).mean()
+    assert probe.error(Classification(3), outputs, y) == pytest.approx(float(expected), rel=1e-5)

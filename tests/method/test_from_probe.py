@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,6 @@ from torch import Tensor, nn
 
 from halrp import Delta, Flat, FromProbe, Halrp, Learner, Progress, Recipe
 from halrp.errors import BudgetTooSmall
-from halrp.method import probe
 from halrp.method.budget import Budget
 from halrp.method.cross_fit import CrossFit
 from halrp.method.from_probe import OFFERS
@@ -23,6 +23,7 @@ from halrp.model.base import Base
 from halrp.model.task_parts import kind_of, name_of
 from halrp.store import task_file
 from halrp.training.loop import Training
+from halrp.training.run import TaskRun
 from tests.helpers import CLASSES, FAST, address, digest, drawn, net, tiny_task
 
 ROOMY = Halrp.budget(growth_per_task=0.9)
@@ -52,15 +53,16 @@ class Caught(FromProbe):
     """A start at the probe that shows what it found, and the head that it fitted."""
 
     starts: ClassVar[Starts]
-    fitted: ClassVar[probe.Probe | None]
+    fitted: ClassVar[nn.Module]
 
     def __call__(self, *arguments: Any) -> Starts:
         Caught.starts = super().__call__(*arguments)
         return Caught.starts
 
-    def _fit_head(self, *arguments: Any) -> tuple[probe.Probe | None, CrossFit | None]:
-        Caught.fitted, cross_fit = super()._fit_head(*arguments)
-        return Caught.fitted, cross_fit
+    def _fit_head(self, base: Base, net: nn.Module, run: TaskRun) -> tuple[CrossFit | None, float]:
+        result = super()._fit_head(base, net, run)
+        Caught.fitted = copy.deepcopy(net.get_submodule(base.plan.head))
+        return result
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -72,8 +74,7 @@ def test_outputs_where_fine_tuning_starts_are_those_of_the_probe(kind: str) -> N
     assert owned.keys() == base.layout.head
     view = base.tuning_view(start.factors, {**owned, **start.small, **start.dense}, CLASSES).eval()
     expected, head = net(kind).eval(), HEADS[kind]
-    assert Caught.fitted is not None
-    expected.set_submodule(head, Caught.fitted.head)
+    expected.set_submodule(head, Caught.fitted)
     with torch.no_grad():
         torch.testing.assert_close(view(x), expected(x), rtol=1e-4, atol=1e-5)
     assert start.factors or start.small or start.dense  # else nothing is compared

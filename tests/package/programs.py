@@ -55,6 +55,10 @@ learner, _ = learned()
 learner.save("store")
 assert "left" in halrp("inspect", "store")
 assert "all good" in halrp("verify", "store")
+assert "Retained 100 % (bitwise): 2 tasks." in halrp("report", "store")
+assert Path("report.html").exists()
+assert "2 with the same bits" in halrp("compare", "store", "store")
+assert "All is well" in halrp("doctor", "store", "--no-speed")
 Path("my_models.py").write_text("from program_model import build\\n")
 Path("program_model.py").write_text(Path("program.py").read_text().partition("def learned")[0])
 assert "Smallest budget" in halrp("explain", "my_models:build")
@@ -63,6 +67,7 @@ Path("records").mkdir()
 assert halrp("data", "list") and halrp("streams") and halrp("backbones") and halrp("presets")
 for command, extra in (
     (("results", "records"), "lab"),
+    (("report", "records"), "lab"),
     (("serve", "store", "--model", "my_models:build"), "serve"),
     (("run", "--method", "be", "--stream", "digits", "--backbone", "digits-net"), "lab"),
 ):

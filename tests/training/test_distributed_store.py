@@ -29,7 +29,7 @@ def learn_two(folder: Path, log: Log | None = None, kill: int | None = None) -> 
         for name, seed in (("a", 0), ("b", 1)):
             if name not in result.tasks:
                 result.learn(name, tiny_task("conv", seed), val=tiny_task("conv", 5))
-        entries = result._committed._entries
+        entries = result._committed.entries
         return [task_file.write(d) for d in result.tasks.values()], [] if log is None else log.epochs, entries
 
     return work

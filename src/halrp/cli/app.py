@@ -13,7 +13,9 @@ from typer.core import TyperGroup
 
 from halrp._version import __version__
 from halrp.cli import lists, manage, run, serve, signing, store
+from halrp.cli.compare import compare
 from halrp.cli.data import app as data_app
+from halrp.cli.doctor import doctor
 from halrp.cli.extras import remedy
 from halrp.cli.report import report
 from halrp.cli.results import results
@@ -54,7 +56,6 @@ class _ErrorsAsExitCodes(TyperGroup):
 app = typer.Typer(
     cls=_ErrorsAsExitCodes,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     help="""Continual learning with one frozen base network and one small low-rank delta per task.
@@ -63,6 +64,8 @@ app = typer.Typer(
     with the current folder on the path. A STORE is the folder that learner.save(...) or Learner(..., store=...) wrote.
 
     Begin with: halrp explain my_models:build
+
+    Names after TAB, in your shell: halrp --install-completion
 
     Experiments: halrp run learns a stream with one method, halrp sweep does so with many; halrp methods, streams and
     presets list what is available.""",
@@ -74,6 +77,8 @@ for commands in (store.COMMANDS, manage.COMMANDS, signing.COMMANDS, serve.COMMAN
         app.command(name)(command)
 app.command("results")(results)
 app.command("report")(report)
+app.command("compare")(compare)
+app.command("doctor")(doctor)
 app.command("tables")(tables)
 
 

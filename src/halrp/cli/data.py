@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,10 +23,11 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from halrp.cli.options import Data
-from halrp.cli.screen import print_table
+from halrp.cli import completion
+from halrp.cli.options import Data, Json
+from halrp.cli.screen import print_table, show
 from halrp.errors import HalrpError, SettingError
-from halrp.terminal import Terminal, echo, echo_block, safe_markup
+from halrp.terminal import Terminal, echo, echo_json, safe_markup
 
 if TYPE_CHECKING:
     from halrp.lab.data import LoadedDataSet, Status
@@ -52,7 +53,7 @@ app = typer.Typer(
 def list_sets(
     data: Data = None,
     verify: Annotated[bool, typer.Option("--verify", help="read every image, and compare published checksums")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON, for programs")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show which data sets are here, where and how, and which streams need them.
 
@@ -68,7 +69,7 @@ def list_sets(
         statuses = [status(name, data, verify, step if verify else None) for name in SETS]
     rows = [_row(each, data) for each in statuses]
     if as_json:
-        echo_block(json.dumps({"directory": str(data_directory(data)), "sets": rows}, indent=1))
+        echo_json({"directory": str(data_directory(data)), "sets": rows})
     else:
         _print_table(rows, verify, data_directory(data))
     if any(each.problem or each.verified == "no" for each in statuses):
@@ -123,11 +124,17 @@ def _print_table(rows: list[dict[str, Any]], verify: bool, root: Path) -> None:
 
 @app.command("get")
 def get_sets(
-    names: Annotated[list[str], typer.Argument(metavar="NAME", help="data sets, or all", show_default=False)],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME", help="data sets, or all", show_default=False, autocompletion=completion.data_sets
+        ),
+    ],
     data: Data = None,
     again: Annotated[
         bool, typer.Option("--official", help="download the official files even if the set is here in another layout")
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Download the official files of data sets, verify their checksums, and decode them.
 
@@ -143,23 +150,28 @@ def get_sets(
     chosen = list(dict.fromkeys(sources() if "all" in names else names))
     for name in chosen:
         source(name)
-    echo(f"Data directory: {data_directory(data)}")
+    tell = partial(echo, err=as_json)
+    tell(f"Data directory: {data_directory(data)}")
+    sets: list[dict[str, Any]] = []
     failed = 0
     for name in chosen:
         try:
-            _get(name, data, again)
+            sets.append(_get(name, data, again, tell))
         except HalrpError as error:
             failed += 1
+            sets.append({"name": name, "problem": str(error)})
             echo(f"halrp: {name}: {' '.join(str(error).split())}", err=True)
         except KeyboardInterrupt:
             echo(f"stopped; the same command resumes the download of {name}", err=True)
             raise
+    if as_json:
+        echo_json({"directory": str(data_directory(data)), "sets": sets})
     if failed:
         raise typer.Exit(2)
 
 
-def _get(name: str, data: Path | None, again: bool) -> None:
-    """Download one data set if it is not here, read it, and print a summary."""
+def _get(name: str, data: Path | None, again: bool, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Download one data set if it is not here, read it, and return and report what it holds."""
     from halrp.lab.data import SETS, DataDamaged, DataMissing, data_directory, read
     from halrp.lab.data.download import begun, get, missing
 
@@ -169,20 +181,33 @@ def _get(name: str, data: Path | None, again: bool) -> None:
             with _decoding() as step:
                 data_set = read(name, data, step)
             if data_set.complete:
-                echo(f"{name}: already here. {_summary(data_set)}")
-                return
+                tell(f"{name}: already here. {_summary(data_set)}")
+                return _facts(name, data_set, downloaded=False)
         except (DataMissing, DataDamaged):
             pass
     if lacking:
         left = sum(file.bytes or 0 for file in lacking) - begun(name, data)
-        echo(f"{name}: {decimal(max(0, left))} to download. Terms: {SETS[name].terms}.")
+        tell(f"{name}: {decimal(max(0, left))} to download. Terms: {SETS[name].terms}.")
         for file in lacking:
-            echo(f"  {file.urls[0]} → {data_directory(data) / file.path}")
+            tell(f"  {file.urls[0]} → {data_directory(data) / file.path}")
         with _downloading() as report:
             get(name, data, report)
     with _decoding() as step:
         data_set = read(name, data, step)
-    echo(f"{name}: {'downloaded and verified' if lacking else 'already here, verified'}. {_summary(data_set)}")
+    tell(f"{name}: {'downloaded and verified' if lacking else 'already here, verified'}. {_summary(data_set)}")
+    return _facts(name, data_set, downloaded=bool(lacking))
+
+
+def _facts(name: str, data_set: LoadedDataSet, downloaded: bool) -> dict[str, Any]:
+    return {
+        "name": name,
+        "downloaded": downloaded,
+        "complete": data_set.complete,
+        "images": {part: len(images.labels) for part, images in data_set.parts.items()},
+        "classes": len(data_set.classes),
+        "layout": data_set.layout,
+        "directory": str(data_set.directory),
+    }
 
 
 def _summary(data_set: LoadedDataSet) -> str:
@@ -195,7 +220,12 @@ def _summary(data_set: LoadedDataSet) -> str:
 
 @app.command("show")
 def show_stream(
-    stream: Annotated[str, typer.Argument(metavar="STREAM", help="such as cifar100-split", show_default=False)],
+    stream: Annotated[
+        str,
+        typer.Argument(
+            metavar="STREAM", help="such as cifar100-split", show_default=False, autocompletion=completion.streams
+        ),
+    ],
     output: Annotated[Path, typer.Option("-o", "--output", help="the picture: sheet.png", show_default=False)],
     order: Annotated[str, typer.Option(help="the order of the tasks")] = "A",
     seed: Annotated[int, typer.Option(help="which repeat: it draws the images")] = 0,
@@ -203,6 +233,7 @@ def show_stream(
     data: Data = None,
     tasks: Annotated[int, typer.Option(help="how many tasks to show")] = 10,
     per_class: Annotated[int, typer.Option(help="how many images of each class")] = 1,
+    as_json: Json = False,
 ) -> None:
     """Draw a contact sheet of a stream: a row for each task, the first images of each of its classes.
 
@@ -222,8 +253,10 @@ def show_stream(
     content = io.BytesIO()
     picture.save(content, {".jpg": "jpeg"}.get(output.suffix.lower(), output.suffix[1:].lower()))
     atomic.write(output, content.getvalue())
-    shown = min(tasks, len(loaded))
-    echo(f"wrote {output}: {shown} of {len(loaded)} tasks of {loaded.name}, order {order}, seed {seed}")
+    facts = {"picture": str(output), "stream": loaded.name, "order": order, "seed": seed}
+    facts |= {"shown": min(tasks, len(loaded)), "tasks": len(loaded)}
+    text = f"wrote {output}: {facts['shown']} of {len(loaded)} tasks of {loaded.name}, order {order}, seed {seed}"
+    show(facts, text, as_json)
 
 
 @contextmanager

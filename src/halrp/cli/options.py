@@ -7,14 +7,38 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from halrp.cli import completion
+
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
 Method: TypeAlias = Annotated[
-    str | None, typer.Option("--method", "-m", help="see: halrp methods; or my_module:Mine", show_default=False)
+    str | None,
+    typer.Option(
+        "--method",
+        "-m",
+        help="see: halrp methods; or my_module:Mine",
+        show_default=False,
+        autocompletion=completion.methods,
+    ),
 ]
 Stream: TypeAlias = Annotated[
-    str | None, typer.Option("--stream", "-s", help="see: halrp streams; or my_module:load", show_default=False)
+    str | None,
+    typer.Option(
+        "--stream",
+        "-s",
+        help="see: halrp streams; or my_module:load",
+        show_default=False,
+        autocompletion=completion.streams,
+    ),
 ]
 Backbone: TypeAlias = Annotated[
-    str | None, typer.Option("--backbone", "-b", help="see: halrp backbones; or my_module:build", show_default=False)
+    str | None,
+    typer.Option(
+        "--backbone",
+        "-b",
+        help="see: halrp backbones; or my_module:build",
+        show_default=False,
+        autocompletion=completion.backbones,
+    ),
 ]
 Results: TypeAlias = Annotated[Path, typer.Option("--results", metavar="DIR", help="folder of the records")]
 Data: TypeAlias = Annotated[

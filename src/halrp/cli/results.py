@@ -12,7 +12,7 @@ from rich.filesize import decimal
 
 from halrp.errors import SettingError
 from halrp.lab.names import check_name
-from halrp.terminal import echo, echo_block, safe_markup
+from halrp.terminal import echo, echo_block, print_prose
 
 if TYPE_CHECKING:
     from halrp.lab.records.frames import Frame
@@ -147,12 +147,12 @@ def _csv(rows: Frame) -> str:
 
 
 def _print(rows: Frame, each: bool) -> None:
-    from halrp.lab.report.table_terminal import print_table, terminal
+    from halrp.lab.report.table_terminal import print_table
 
     table = _table(rows, each)
-    print_table(table, "setup", {"details": ", "})
+    print_table(table, "setup", {"details": ", "}, spare=("stl_mopd", "time_ratio", "seconds"))
     for line in _reasons(rows, table.columns):
-        terminal().print(safe_markup(line))
+        print_prose(line)
 
 
 def _table(rows: Frame, each: bool) -> Table:

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from halrp.cli.options import Backbone, Data, Device, Jobs, Method, Results, Stream, TlsCa, TlsCert, TlsKey, Untrusted
+from halrp.cli import completion
+from halrp.cli.options import (
+    Backbone,
+    Data,
+    Device,
+    Jobs,
+    Json,
+    Method,
+    Results,
+    Stream,
+    TlsCa,
+    TlsCert,
+    TlsKey,
+    Untrusted,
+)
 from halrp.errors import SettingError
-from halrp.terminal import Terminal, echo
+from halrp.terminal import Terminal, echo, echo_json
 
 if TYPE_CHECKING:
     from halrp.lab.run.cell import Cell
@@ -24,7 +39,12 @@ if TYPE_CHECKING:
 def run_cell(
     preset: Annotated[
         str | None,
-        typer.Argument(metavar="PRESET", help="a preset or a sweep's file to take the cell from", show_default=False),
+        typer.Argument(
+            metavar="PRESET",
+            help="a preset or a sweep's file to take the cell from",
+            show_default=False,
+            autocompletion=completion.presets,
+        ),
     ] = None,
     method: Method = None,
     stream: Stream = None,
@@ -54,6 +74,7 @@ def run_cell(
     tensorboard: Annotated[
         Path | None, typer.Option("--tensorboard", metavar="DIR", help="also write event files", show_default=False)
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Run one cell: a method learns a stream, task after task.
 
@@ -84,10 +105,12 @@ def run_cell(
     console.check_device(device)
     if threads < 1:
         raise SettingError(f"--threads {threads} must be at least 1")
-    _run_here(cell, sweep.check_folder(results), data, device, threads, tensorboard)
+    _run_here(cell, sweep.check_folder(results), data, device, threads, tensorboard, as_json)
 
 
-def _run_here(cell: Cell, folder: Path, data: Path | None, device: str, threads: int, tensorboard: Path | None) -> None:
+def _run_here(
+    cell: Cell, folder: Path, data: Path | None, device: str, threads: int, tensorboard: Path | None, as_json: bool
+) -> None:
     """Run a cell in this process if it has no record yet, and show the record."""
     from halrp.lab.run import console, runner
 
@@ -95,10 +118,14 @@ def _run_here(cell: Cell, folder: Path, data: Path | None, device: str, threads:
         prepared = _prepare([cell], data)
         cell = prepared.cells[0]  # its name may have changed: the data at hand may be a subset
     if (folder / f"{cell.name}.json").exists():
-        echo(f"{cell.name}: already finished")
+        echo(f"{cell.name}: already finished", err=as_json)
     else:
-        console.run(cell, prepared.tasks[cell.name], folder, data, device, threads, tensorboard)
-    console.show(runner.read(folder / f"{cell.name}.json"), folder / f"{cell.name}.json")
+        console.run(cell, prepared.tasks[cell.name], folder, data, device, threads, tensorboard, aside=as_json)
+    path = folder / f"{cell.name}.json"
+    if as_json:
+        echo_json(console.summary(runner.read(path), path))
+    else:
+        console.show(runner.read(path), path)
 
 
 def _values(texts: list[str] | None, option: str) -> dict[str, Any]:
@@ -141,7 +168,15 @@ def _prepare(cells: list[Cell], data: Path | None, elsewhere: bool = False) -> P
 
 
 def run_sweep(
-    name: Annotated[str, typer.Argument(metavar="PRESET|FILE", help="see: halrp presets", show_default=False)],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="PRESET|FILE",
+            help="see: halrp presets",
+            show_default=False,
+            autocompletion=completion.presets,
+        ),
+    ],
     wanted: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="further values of --only", show_default=False)
     ] = None,
@@ -167,6 +202,7 @@ def run_sweep(
     tls_key: TlsKey = None,
     untrusted: Untrusted = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="list the cells, and run nothing")] = False,
+    as_json: Json = False,
 ) -> None:
     """Run many cells: those of a preset, or of a TOML file of your own.
 
@@ -195,12 +231,20 @@ def run_sweep(
     folder = sweep.check_folder(results)
     prepared = _prepare(cells, data, elsewhere=dry_run or scheduler is not None)
     if dry_run:
-        finished = [cell for cell in prepared.cells if (folder / f"{cell.name}.json").exists()]
-        for cell in prepared.cells:
-            echo(f"{'done' if cell in finished else 'to run':<7} {cell.name}")
-        echo(f"{len(prepared.cells)} cells, {len(prepared.cells) - len(finished)} to run")
+        _list(prepared.cells, folder, as_json)
         return
-    _run(prepared, folder, jobs, data, device, cluster)
+    _run(prepared, folder, jobs, data, device, cluster, as_json)
+
+
+def _list(cells: Sequence[Cell], folder: Path, as_json: bool) -> None:
+    """Show which cells have records."""
+    states = {cell.name: "done" if (folder / f"{cell.name}.json").exists() else "to run" for cell in cells}
+    if as_json:
+        echo_json([{"cell": name, "state": state} for name, state in states.items()])
+        return
+    for name, state in states.items():
+        echo(f"{state:<7} {name}")
+    echo(f"{len(cells)} cells, {[*states.values()].count('to run')} to run")
 
 
 def resume(
@@ -208,6 +252,7 @@ def resume(
     jobs: Jobs = None,
     data: Data = None,
     device: Device = "cpu",
+    as_json: Json = False,
 ) -> None:
     """Resume every interrupted cell of a results folder; records are those of uninterrupted runs.
 
@@ -224,15 +269,23 @@ def resume(
     for file, reason in unreadable.items():
         echo(f"halrp: {file} cannot be resumed ({reason}); delete it and start its sweep again", err=True)
     if not cells and not unreadable:
-        echo(f"nothing is unfinished in {results}")
+        echo(f"nothing is unfinished in {results}", err=as_json)
     if cells:
-        _run(_prepare(cells, data), results, jobs, data, device, None)
+        _run(_prepare(cells, data), results, jobs, data, device, None, as_json)
+    elif as_json:
+        echo_json([])
     if unreadable:
         raise typer.Exit(1)
 
 
 def _run(
-    prepared: Prepared, folder: Path, jobs: int | None, data: Path | None, device: str, cluster: Cluster | None
+    prepared: Prepared,
+    folder: Path,
+    jobs: int | None,
+    data: Path | None,
+    device: str,
+    cluster: Cluster | None,
+    as_json: bool,
 ) -> None:
     """Run cells and exit with 1 if one failed."""
     from halrp.lab.run import progress, sweep
@@ -244,12 +297,14 @@ def _run(
     with engine:
         atomic.make_folder(folder)
         try:
-            with progress.observer(Terminal(), echo) as observe:
+            with progress.observer(Terminal(stderr=as_json), partial(echo, err=as_json)) as observe:
                 status = sweep.run_cells(prepared.cells, engine, folder, prepared.tasks, jobs, observe)
         except KeyboardInterrupt:
             echo("stopped; finished cells have their records, and the same command resumes the others", err=True)
             raise
-    echo(f"{status.summary()}. Records: {folder}")
+    echo(f"{status.summary()}. Records: {folder}", err=as_json)
+    if as_json:
+        echo_json([{"cell": name, "state": cell.state, "text": cell.text} for name, cell in status.cells.items()])
     for name, reason in status.failed.items():
         echo(f"halrp: {name} failed: {reason}", err=True)
     if status.failed:

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from halrp.cli.options import Json
+from halrp.cli.screen import show
 from halrp.cli.store import Folder, HeadOption, ModelOption, OutputsOption, TransformOption
 from halrp.errors import SettingError
 from halrp.terminal import echo
@@ -100,6 +102,7 @@ def make_token(
     tasks: Annotated[
         list[str], typer.Option("--task", help='a task that the token is for; "*" is all, "base" the base')
     ],
+    as_json: Json = False,
 ) -> None:
     """Make a token for clients of halrp serve, and add its checksum to a file of tokens.
 
@@ -110,7 +113,8 @@ def make_token(
     """
     from halrp.server.tokens import add_token
 
-    echo(add_token(file, tasks))
+    token = add_token(file, tasks)
+    show({"token": token, "file": str(file), "tasks": tasks}, token, as_json)
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"serve": serve_store, "token": make_token}

@@ -9,8 +9,10 @@ from typing import Annotated
 
 import typer
 
+from halrp.cli.options import Json
+from halrp.cli.screen import show
 from halrp.cli.store import Folder
-from halrp.terminal import echo
+from halrp.terminal import echo, echo_json
 
 
 class Algorithm(StrEnum):
@@ -25,6 +27,7 @@ def make_key(
     algorithm: Annotated[
         Algorithm, typer.Option("--kind", help="a pair of keys, or one secret that signs and verifies")
     ] = Algorithm.ed25519,
+    as_json: Json = False,
 ) -> None:
     """Make a key that signs stores, in a file that only you can read.
 
@@ -37,16 +40,21 @@ def make_key(
 
     key = signing.new_key("ed25519" if algorithm is Algorithm.ed25519 else "hmac-sha256")
     signing.write_key(file, key)
-    echo(f"wrote {file}: {key!r}; keep it secret, and outside of stores")
-    if key.verifier() != key:
-        public = file.with_name(f"{file.name}.pub")
+    public = None if key.verifier() == key else file.with_name(f"{file.name}.pub")
+    if public is not None:
         signing.write_key(public, key.verifier())
+    if as_json:
+        echo_json({"key": str(file), "public": public and str(public), "kind": algorithm.value})
+        return
+    echo(f"wrote {file}: {key!r}; keep it secret, and outside of stores")
+    if public is not None:
         echo(f"wrote {public}: verifies what {file} signs")
 
 
 def sign_store(
     store: Folder,
     key: Annotated[Path, typer.Option("--key", metavar="FILE", help="a key of halrp keygen", show_default=False)],
+    as_json: Json = False,
 ) -> None:
     """Sign every file of a store as it is, for load(..., verify_key=…) and verify --key.
 
@@ -58,7 +66,7 @@ def sign_store(
     from halrp.store.store import Store
 
     count = Store(store).sign(key)
-    echo(f"signed {count} files of {store}")
+    show({"store": str(store), "signed": count}, f"signed {count} files of {store}", as_json)
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"keygen": make_key, "sign": sign_store}

@@ -6,17 +6,19 @@ A store never holds code, so a command that needs a model takes a reference to a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from halrp.cli import completion
+from halrp.cli.options import Json
 from halrp.cli.screen import print_table
 from halrp.errors import SettingError
-from halrp.terminal import echo, echo_block
+from halrp.terminal import columns, echo, echo_block, echo_json
 from halrp.tools.importing import build_model, call_options
 
 if TYPE_CHECKING:
@@ -45,8 +47,6 @@ TransformOption: TypeAlias = Annotated[
 Folder: TypeAlias = Annotated[
     Path, typer.Argument(metavar="STORE", help="the folder of a saved learner", show_default=False)
 ]
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
-
 
 MANY = 100
 """Tasks of a store beyond which `halrp inspect` reads only those that are named."""
@@ -99,7 +99,10 @@ def explain_model(
 
     stored: Precision = precision.value
     explanation = explain(build_model(model), head, stored, classes=classes, base=base.value)
-    echo_block(json.dumps(explanation.to_json(), indent=1) if as_json else str(explanation))
+    if as_json:
+        echo_json(explanation.to_json())
+    else:
+        echo_block(explanation.text(columns()))
     if explanation.refused:
         raise typer.Exit(1)
 
@@ -107,7 +110,13 @@ def explain_model(
 def inspect_store(
     store: Folder,
     tasks: Annotated[
-        list[str] | None, typer.Argument(metavar="[TASK]...", help="show these tasks only", show_default=False)
+        list[str] | None,
+        typer.Argument(
+            metavar="[TASK]...",
+            help="show these tasks only",
+            show_default=False,
+            autocompletion=completion.tasks,
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -127,7 +136,7 @@ def inspect_store(
 
         content = summary(store, tasks or ())
         if as_json:
-            echo_block(json.dumps(content, indent=1))
+            echo_json(content)
             return
         _print_tasks(content["tasks"])
         if tasks:
@@ -151,7 +160,8 @@ def inspect_store(
 
 def _print_tasks(tasks: Sequence[Mapping[str, Any]]) -> None:
     titles = ("task", "kind", "classes", "view", "precision", "bytes", "recovered", "ranks")
-    print_table(titles, map(_row, tasks), right=("classes", "bytes", "recovered"), wrap=("task", "ranks"))
+    right, wrap, spare = ("classes", "bytes", "recovered"), ("task", "ranks"), ("view", "precision", "classes")
+    print_table(titles, map(_row, tasks), right, wrap, spare)
     _print_files(tasks)
 
 
@@ -196,6 +206,7 @@ def verify_store(
     key: Annotated[
         Path | None, typer.Option("--key", metavar="FILE", help="also check that this key signed every file")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Read every file of a store and check that it is what was committed.
 
@@ -208,10 +219,13 @@ def verify_store(
 
     options = call_options(head, outputs, transform)
     findings = verify(store, None if model is None else build_model(model), verify_key=key, **options)
-    for finding in findings:
-        echo(f"{finding.status:<10}  {finding.file}: {finding.note}")
     bad = sum(finding.status == "bad" for finding in findings)
-    echo(f"{bad} of {len(findings)} files are bad" if bad else f"all good: {len(findings)} files")
+    if as_json:
+        echo_json({"good": not bad, "files": [asdict(finding) for finding in findings]})
+    else:
+        for finding in findings:
+            echo(f"{finding.status:<10}  {finding.file}: {finding.note}")
+        echo(f"{bad} of {len(findings)} files are bad" if bad else f"all good: {len(findings)} files")
     if bad:
         raise typer.Exit(1)
 
@@ -230,7 +244,15 @@ def export_task(
         list[str] | None,
         typer.Option(help="inputs are integers below this number, such as token ids; NAME=N for one of several"),
     ] = None,
-    task: Annotated[str | None, typer.Argument(metavar="[TASK]", help="the name of a task", show_default=False)] = None,
+    task: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[TASK]",
+            help="the name of a task",
+            show_default=False,
+            autocompletion=completion.tasks,
+        ),
+    ] = None,
     head: HeadOption = None,
     outputs: OutputsOption = None,
     transform: TransformOption = None,
@@ -239,6 +261,7 @@ def export_task(
     ] = False,
     batch: Annotated[Batch, typer.Option(help="accept any number of rows, or only that of --input")] = Batch.dynamic,
     force: Annotated[bool, typer.Option("--force", help="replace the output if it exists")] = False,
+    as_json: Json = False,
 ) -> None:
     """Export a task as a plain model with merged weights, for ONNX runtimes or for torch.export.load.
 
@@ -265,7 +288,8 @@ def export_task(
     module = learner.export(task)
     example = random_inputs(sizes, limits, next(module.parameters()).dtype)
     if family:
-        export_family(learner, module, example, output, force)
+        files, difference = export_family(learner, module, example, output, force)
+        _show_export(files, difference, (), as_json)
         return
     written = export.write(
         module,
@@ -276,22 +300,31 @@ def export_task(
         force=force,
         call=learner._committed.ready.call,
     )
-    rows = ", ".join(map(str, written.rows))
-    echo(f"wrote {output}: {written.bytes:,} bytes")
-    echo(f"largest difference from predict, on batches of {rows} rows: {written.difference:.1e}")
+    _show_export({str(output): written.bytes}, written.difference, written.rows, as_json)
 
 
-def export_family(learner: Learner, base: nn.Module, example: Any, folder: Path, force: bool) -> None:
-    """Write every task for ONNX Runtime, and say what was written."""
+def _show_export(files: Mapping[str, int], difference: float, rows: Sequence[int], as_json: bool) -> None:
+    """Show what was written, with its bytes, and how far its outputs are from the library's."""
+    if as_json:
+        listed = [{"path": path, "bytes": size} for path, size in files.items()]
+        echo_json({"files": listed, "largest_difference": difference, "rows": list(rows)})
+        return
+    for path, size in files.items():
+        echo(f"wrote {path}: {size:,} bytes")
+    on = f", on batches of {', '.join(map(str, rows))} rows" if rows else ""
+    echo(f"largest difference from predict{on}: {difference:.1e}")
+
+
+def export_family(
+    learner: Learner, base: nn.Module, example: Any, folder: Path, force: bool
+) -> tuple[dict[str, int], float]:
+    """Write every task for ONNX Runtime; return the bytes of each file, and the largest difference of outputs."""
     from halrp.tools import onnx_family
 
     call = learner._committed.ready.call
     written = onnx_family.write(base, learner.tasks, learner.predict, example, folder, force=force, call=call)
-    echo(f"{written.graph.path}: {written.graph.bytes:,} bytes")
-    for exported in written.tasks.values():
-        echo(f"{exported.path}: {exported.bytes:,} bytes")
-    largest = max(exported.difference for exported in (written.graph, *written.tasks.values()))
-    echo(f"largest difference from predict: {largest:.1e}")
+    every = (written.graph, *written.tasks.values())
+    return {str(exported.path): exported.bytes for exported in every}, max(e.difference for e in every)
 
 
 def parse_shape(text: str) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from halrp.cli import completion
 from halrp.cli.results import Paths, loaded, print_left_out
 from halrp.errors import SettingError
 from halrp.lab.names import check_name
@@ -23,11 +24,15 @@ if TYPE_CHECKING:
 KEYS = ("paper-accuracy", "paper-orders", "paper-settings", "relations")
 BELOW = {"settings": ", ", "note": "; "}
 """Columns whose parts the screen shows below the name of the method, and the separators of the parts."""
+SPARE = ("all_mopd", "stl_mopd", "over", "runs", "orders")
+"""Columns that a narrow screen leaves out."""
 
 
 def tables(
     paths: Paths = None,
-    table: Annotated[str, typer.Option(metavar="KEY", help=f"which table: {', '.join(KEYS)}")] = KEYS[0],
+    table: Annotated[
+        str, typer.Option(metavar="KEY", help=f"which table: {', '.join(KEYS)}", autocompletion=completion.among(KEYS))
+    ] = KEYS[0],
     stream: Annotated[list[str] | None, typer.Option(help="only this stream; may be given several times")] = None,
     backbone: Annotated[list[str] | None, typer.Option(help="only this backbone")] = None,
     fraction: Annotated[list[float] | None, typer.Option(help="only this share of the data, such as 0.25")] = None,
@@ -35,6 +40,7 @@ def tables(
     latex: Annotated[bool, typer.Option("--latex", help="as LaTeX, with booktabs")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="as CSV, in full precision")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="as Markdown")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="as JSON, for programs")] = False,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="the file to write; the standard output by default"),
@@ -52,8 +58,13 @@ def tables(
     from halrp.lab.report import table_writers as writers
 
     check_name("table", table, KEYS)
-    formats = {"--latex": writers.latex, "--csv": writers.csv, "--markdown": writers.markdown}
-    asked = {option: formats[option] for option, given in zip(formats, (latex, csv, markdown), strict=True) if given}
+    formats = {
+        "--latex": (writers.latex, latex),
+        "--csv": (writers.csv, csv),
+        "--markdown": (writers.markdown, markdown),
+        "--json": (writers.json, as_json),
+    }
+    asked = {option: to_text for option, (to_text, given) in formats.items() if given}
     _refuse(list(asked), output)
     records = loaded(paths)
     groups = summarise(runs(records.records))
@@ -74,7 +85,7 @@ def _refuse(asked: list[str], output: Path | None) -> None:
     if len(asked) > 1:
         raise SettingError(f"{' and '.join(asked)} do not go together; give one of them")
     if output is not None and not asked:
-        raise SettingError(f"-o {output} needs a format; add --latex, --csv or --markdown")
+        raise SettingError(f"-o {output} needs a format; add --latex, --csv, --markdown or --json")
     if output is not None and (not output.name or output.is_dir()):
         raise SettingError(f"{str(output)!r} is not a file that a table can be written to; name one, such as table.tex")
 
@@ -147,7 +158,7 @@ def _print(table: Table) -> None:
         for row in table.rows
     )
     hidden = ("benchmark", "backbone", "data")
-    print_table(replace(table, columns=columns, rows=rows), "section", BELOW, hidden)
+    print_table(replace(table, columns=columns, rows=rows), "section", BELOW, hidden, SPARE)
 
 
 def _brief(orders: object) -> str:

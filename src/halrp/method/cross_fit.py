@@ -35,6 +35,8 @@ class CrossFit:
     """(N,) the fold of each training example."""
     folds: Beside
     """The folds of the rows that a network is computing; a row without one has the network's own head."""
+    error: float
+    """What `probe.error` is where each example has its fold's head."""
 
     @staticmethod
     def of(
@@ -50,8 +52,12 @@ class CrossFit:
         if count < 2 or not apart or len(train.y) != data.examples or data.examples < 2 * count:
             return None
         fold, head, objective = probe.folds(train.y, count), net.get_submodule(path), run.data.objective
-        heads = [probe.fit_with(penalty, head, objective, train.rows(fold != number)) for number in range(count)]
-        return CrossFit(path, [head.requires_grad_(False) for head in heads], fold, Beside())
+        heads = [
+            probe.fit_with(penalty, head, objective, train.rows(fold != number)).requires_grad_(False)
+            for number in range(count)
+        ]
+        error = probe.error(objective, _outputs(heads, train.x, fold), train.y)
+        return CrossFit(path, heads, fold, Beside(), error)
 
     def run(self, run: TaskRun) -> TaskRun:
         """The task, with each training example sent through its fold's head."""
@@ -71,8 +77,7 @@ class CrossFit:
         def by_fold(_: nn.Module, args: tuple[Tensor], given: Tensor) -> Tensor | None:
             if self.folds.rows is None:
                 return None
-            outputs = torch.stack([head(args[0].to(_dtype(head))) for head in self.heads], 1)
-            return outputs[torch.arange(len(given), device=given.device), self.folds.rows].to(given.dtype) + 0 * given
+            return _outputs(self.heads, args[0], self.folds.rows).to(given.dtype) + 0 * given
 
         handle = net.get_submodule(self.path).register_forward_hook(by_fold)
         try:
@@ -97,5 +102,7 @@ def features_of(net: nn.Module, path: str, run: TaskRun) -> tuple[probe.Features
     return train, val
 
 
-def _dtype(head: nn.Module) -> torch.dtype:
-    return next(head.parameters()).dtype
+def _outputs(heads: Sequence[nn.Module], x: Tensor, fold: Tensor) -> Tensor:
+    """What each row's head makes of it, (N, ...)."""
+    outputs = torch.stack([head(x.to(next(head.parameters()).dtype)) for head in heads], 1)
+    return outputs[torch.arange(len(x), device=x.device), fold]

@@ -151,7 +151,7 @@ class FromProbe(StartRule):
         front = Front.of(net, run, near) if self.statistics == "base" else None
         with nullcontext() if front is None else front.installed(net):
             run = run if front is None else front.run(run)
-            _, cross_fit = self._fit_head(base, net, run)
+            cross_fit, step = self._fit_head(base, net, run)
         head = {n: t for n, t in base.owned_tensors(net).items() if base.plan.role(n) == "head"}
         kernels = {n: p.kernel for n, p in base.plan.named("adapted").items()}
         views = method.views(any(kernels.values()), validation=True)
@@ -203,7 +203,7 @@ class FromProbe(StartRule):
                 small={key[6:]: parameters[key[6:]].detach().clone() for key in sorted(chosen) if key[:6] == "plain/"},
                 is_solution=True,
                 freezes_statistics=self.statistics == "base",
-                units=_units(layers, vectors, factors),
+                units={key: step * unit for key, unit in _units(layers, vectors, factors).items()},
                 matrices=choice.precisions,
                 cross_fit=cross_fit,
                 front=front,
@@ -215,19 +215,21 @@ class FromProbe(StartRule):
 
     # ---- the head -------------------------------------------------------------------------------------------------
 
-    def _fit_head(self, base: Base, net: nn.Module, run: TaskRun) -> tuple[probe.Probe | None, CrossFit | None]:
+    def _fit_head(self, base: Base, net: nn.Module, run: TaskRun) -> tuple[CrossFit | None, float]:
         """Fit the head of a network in place, or train it where its outputs are not the model's.
 
-        Also fit heads without each fold, where fine-tuning can use them.
+        Also fit heads without each fold, where fine-tuning can use them. The number is what steps are to be shortened
+        by: curvature is measured under the task's head, which is nearly right about the examples that it was fitted
+        to, so it seems far smaller there than under heads that have not seen them.
         """
         path = base.plan.head
         if not path or self.head == "random":
-            return None, None
+            return None, 1.0
         net.eval()
         train, val = features_of(net, path, run)
         if train is None:
             self._train_head(base, net, run)
-            return None, None
+            return None, 1.0
         if run.processes is not None and isinstance(run.data.train, Loaded):  # each has read its own part
             train = probe.Features(*map(run.processes.rows, train))
         head, single = net.get_submodule(path), base.plan.output == path
@@ -235,7 +237,15 @@ class FromProbe(StartRule):
         probe.copy_into(head, fitted.head)
         if run.processes is not None:
             run.processes.take_first(list(head.parameters()), "the fitted head")
-        return fitted, CrossFit.of(net, path, fitted.penalty, run, train, self.folds) if single else None
+        if not single:
+            return None, 1.0
+        objective = run.data.objective
+        cross_fit = CrossFit.of(net, path, fitted.penalty, run, train, self.folds)
+        unseen = cross_fit.error if cross_fit is not None else None if val is None else fitted.error(objective, val)
+        if not unseen:
+            return cross_fit, 1.0
+        halvings = round(math.log2(max(1.0, unseen / (fitted.error(objective, train) + 1e-30))))
+        return cross_fit, 2 ** (-(halvings if run.processes is None else run.processes.first(halvings)) / 2)
 
     def _train_head(self, base: Base, net: nn.Module, run: TaskRun) -> None:
         """Train the head through the network: one epoch, over frozen features that are computed every time."""

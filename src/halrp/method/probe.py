@@ -58,6 +58,10 @@ class Probe(NamedTuple):
     validation: Validation | None
     """Loss and score on the validation data."""
 
+    def error(self, objective: Objective, data: Features) -> float:
+        """The mean square of the gradients of examples' losses by the outputs."""
+        return error(objective, self.head(at_least_float32(data.x)), data.y)
+
 
 def features(
     net: nn.Module, path: str, data: Data, batch: int, seed_key: Sequence[object], most: int = MOST_BYTES
@@ -172,6 +176,14 @@ def measured(head: nn.Module, objective: Objective, data: Features) -> Validatio
     """Mean loss and score of a head on features."""
     outputs = head(data.x)
     return Validation(float(objective.loss(outputs, data.y)), float(objective.score(outputs, data.y)))
+
+
+def error(objective: Objective, outputs: Tensor, targets: Tensor) -> float:
+    """The mean square of the gradients of examples' losses by their outputs (N, ...); curvature grows with it."""
+    outputs = outputs.detach().requires_grad_(True)
+    with torch.enable_grad():
+        (gradient,) = torch.autograd.grad(objective.loss(outputs, targets), outputs)
+    return float(gradient.square().sum()) * len(outputs)
 
 
 def folds(y: Tensor, count: int) -> Tensor:

@@ -90,8 +90,17 @@ class Base:
     @cached_property
     def fingerprint_without_head(self) -> str:
         """A hash of all that tasks build on: weights and buffers, without the head's parameters."""
+        return seeding.fingerprint(self._without_head)
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether what is in memory still has the fingerprint, which is computed again from all of it."""
+        return seeding.fingerprint(self.tensors if self.counts_head else self._without_head) == self.fingerprint
+
+    @property
+    def _without_head(self) -> dict[str, Tensor]:
         head = {n for n, parameter in self.plan.parameters.items() if parameter.role == "head"}
-        return seeding.fingerprint({n: t for n, t in self.tensors.items() if n not in head})
+        return {n: t for n, t in self.tensors.items() if n not in head}
 
     @cached_property
     def layout(self) -> Layout:

@@ -14,7 +14,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -181,23 +181,38 @@ def has_proof(delta: Delta) -> bool:
     return delta.probe.keys() == {"inputs", "outputs"}
 
 
+class Comparison(NamedTuple):
+    """What a delta gives for the inputs of its proof, beside what it gave when it was committed."""
+
+    same_bits: bool
+    problem: str = ""
+    """Why the delta is not the task that was committed; empty if it is, up to the rounding of another machine."""
+
+
 def problem(delta: Delta, base: Base) -> str | None:
     """Why a delta on a base is not the task that was committed, or None: it is, or it has no proof."""
+    compared = comparison(delta, base)
+    return None if compared is None else compared.problem or None
+
+
+def comparison(delta: Delta, base: Base) -> Comparison | None:
+    """What a delta on a base gives now beside what it gave, or None if it has no proof."""
     if not has_proof(delta):
         return None
     stored, text = held(delta.probe)["outputs"], bytes(held(delta.probe)["inputs"].tolist())
     outputs = outputs_of(delta, base, text)
     if outputs is None:
-        return "it gives no finite outputs for the inputs of its probe, as it did when it was committed"
+        return Comparison(False, "it gives no finite outputs for the inputs of its probe, as it did when committed")
     if _are_the_bases(outputs, base, text):
-        return "its outputs for the inputs of its probe are the base's: its delta is not applied"
+        return Comparison(False, "its outputs for the inputs of its probe are the base's: its delta is not applied")
     again, lower = summary(outputs), delta.lowers_precision or outputs.dtype.itemsize < 4
     scale, far = float(stored.abs().max()), float((again - stored).abs().max())
     if far <= (LOW_TOLERANCE if lower else TOLERANCE) * max(scale, 1e-6):
-        return None
-    return (
+        return Comparison(torch.equal(again, stored))
+    return Comparison(
+        False,
         f"its outputs for the inputs of its probe are off by {far:.3g}, with numbers up to {scale:.3g}: the model, its "
-        "transform or a layer is not what it was when the task was committed"
+        "transform or a layer is not what it was when the task was committed",
     )
 
 

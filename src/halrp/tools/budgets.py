@@ -14,8 +14,8 @@ from typing import Any
 from halrp.method.budget import Budget, default_bound, smallest_bytes
 from halrp.method.protocols import TaskCosts
 from halrp.method.task_costs import part_bytes
+from halrp.text_table import lines_of
 from halrp.tools.foreseen import START, Foreseen
-from halrp.tools.text_table import lines_of
 
 BUDGETS = (25_000, 50_000, 100_000, 200_000, None)
 """The budgets that are shown; None is the default bound."""
@@ -111,7 +111,7 @@ def _bytes(task: Foreseen, key: str) -> int:
     return part_bytes(slot.shape[1:2] if kind == "s" else slot.shape, START.precision, slot.itemsize)
 
 
-def as_lines(paid: Sequence[Paid]) -> list[str]:
+def as_lines(paid: Sequence[Paid], width: int | None = None) -> list[str]:
     """The table for people, and what it leaves out."""
     groups = list(dict.fromkeys(name for each in paid for name in each.groups))
     titles = ("budget", *groups, "rank everywhere", "file")
@@ -130,7 +130,7 @@ def as_lines(paid: Sequence[Paid]) -> list[str]:
     return [
         "What a budget pays for, from left to right, a group where all of it fits (–: it does not), in bytes:",
         "",
-        *lines_of(titles, cells, right=range(1, len(titles))),
+        *lines_of(titles, cells, range(1, len(titles)), width),
         "",
         f"Ranks are those of averaged kernels, and at most {START.components} are considered. A task takes what its",
         "data say is worth most for its bytes, also parts of a group. Row scales are left out here, since they are",

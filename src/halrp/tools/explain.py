@@ -34,10 +34,10 @@ from halrp.model.plan import ParameterPlan, Problem, Role, examine, trained_buff
 from halrp.objectives import Classification, Objective
 from halrp.objectives.labels import given_classes
 from halrp.text import printable
+from halrp.text_table import lines_of
 from halrp.tools import budgets
 from halrp.tools.budgets import Paid
 from halrp.tools.foreseen import BaseChoice, Foreseen
-from halrp.tools.text_table import lines_of
 
 MODEL = "(model)"
 """The name of a row about the model as a whole."""
@@ -131,6 +131,10 @@ class Explanation:
 
     def __str__(self) -> str:
         """A table for people, and below it what the numbers mean."""
+        return self.text()
+
+    def text(self, width: int | None = None) -> str:
+        """The same with tables of at most that many characters in a line."""
         titles = ["parameter", "kind", "shape", "entries", "bytes a rank", "scales", "fixed", "optional", "why"]
         cells = [
             [
@@ -147,8 +151,9 @@ class Explanation:
         if self.base == "first":  # where nothing is optional
             for line in (titles, *cells):
                 del line[-2]
-        below = ["", *budgets.as_lines(self.budgets)] if self.budgets else []
-        return "\n".join([*lines_of(titles, cells, right=range(3, len(titles) - 1)), "", *self._summary(), *below])
+        below = ["", *budgets.as_lines(self.budgets, width)] if self.budgets else []
+        table = lines_of(titles, cells, range(3, len(titles) - 1), width, wrap=(0, len(titles) - 1), spare=(2, 3))
+        return "\n".join([*table, "", *self._summary(), *below])
 
     def _summary(self) -> Iterable[str]:
         if self.refused:

@@ -92,7 +92,7 @@ def choices(examples: int | None, given: bool, steps: int | None = None) -> dict
     return {
         "epochs": Choice(epochs, f"{known}: at least {LEAST_STEPS} steps, and 8 to 30 passes"),
         "batch": Choice(batch, f"{known}: about ten steps a pass, of 4 to 64 examples"),
-        "lr": Choice(2e-3, "on a given base: a step of any part changes the loss by about lr²"),
+        "lr": Choice(4e-3, "on a given base: a step of any part changes the loss by about lr²"),
         "schedule": Choice("cosine", "on a given base: the last epoch is the best one nearly always"),
         "rate_warm_up": Choice(0.1, "on a given base: Adam's first steps are as long as its later ones"),
         "balanced_steps": Choice(True, "on a given base: parts differ in curvature by orders of magnitude"),

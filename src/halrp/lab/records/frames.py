@@ -10,7 +10,6 @@ networks (`stl`) among the same records, so measure all records at once and sele
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
@@ -22,6 +21,7 @@ from halrp.checks import is_number
 from halrp.lab.records import metrics
 from halrp.lab.records.metrics import UndefinedMetric
 from halrp.lab.records.schema import Record, Setup, as_text
+from halrp.text import as_json
 
 Frame: TypeAlias = pd.DataFrame
 
@@ -94,7 +94,7 @@ def _plain(name: str, value: Any) -> Any:
 
 def to_json(frame: Frame) -> str:
     """The rows as JSON: see `plain`."""
-    return json.dumps(plain(frame), indent=1) + "\n"
+    return as_json(plain(frame)) + "\n"
 
 
 # ---- one run ------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The report as one page: an HTML file with all its data and code in it, which needs no network.
+"""A report as one page: an HTML file with all its data and code in it, which needs no network.
 
 Texts may come from records of strangers. Those in the HTML are escaped, those in the data are put into elements as
 text, and the browser may run the two scripts of the page, by their checksums, and no others.
@@ -66,10 +66,23 @@ class MadeFrom:
     """The origin of the records, such as ("commit", "558233dee820")."""
 
 
-def page(title: str, sections: Sequence[Section], left_out: Sequence[LeftOut], made_from: MadeFrom) -> str:
-    """The page as HTML; the same parts give the same text."""
-    library, program = script_library(), _resource("page.js")
-    scripts = " ".join(f"'sha256-{_checksum(text)}'" for text in (library, program))
+@dataclass(frozen=True)
+class MadeOf:
+    """What a page shows that is not made from records."""
+
+    lead: str
+    """The text below the title, in which `names` are set as such."""
+    facts: tuple[tuple[str, str], ...] = ()
+
+
+def page(title: str, sections: Sequence[Section], left_out: Sequence[LeftOut] | None, source: MadeFrom | MadeOf) -> str:
+    """The page as HTML; the same parts give the same text. With None, nothing is written of files that were left out.
+
+    What draws figures is in the page if it has any.
+    """
+    has_figures = any(isinstance(part, Figure) for section in sections for part in section.parts)
+    library, program = script_library() if has_figures else "", _resource("page.js")
+    scripts = " ".join(f"'sha256-{_checksum(text)}'" for text in (library, program) if text)
     rules = f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:"
     parts = {section.key: [_part(part) for part in section.parts] for section in sections}
     data = _packed({"parts": parts, "theme": PAGE, "light": LIGHT})
@@ -86,17 +99,17 @@ def page(title: str, sections: Sequence[Section], left_out: Sequence[LeftOut], m
         "</head>",
         "<body>",
         '<a class="skip" href="#content">Skip to the content</a>',
-        _header(title, made_from),
+        _header(title, source, has_figures),
         '<div class="frame">',
         _contents(sections, left_out),
         '<main id="content">',
         "<noscript><p>The scripts of this page draw its tables and figures; they are switched off.</p></noscript>",
         *(_section(section) for section in sections),
-        _left_out(left_out),
+        "" if left_out is None else _left_out(left_out),
         "</main>",
         "</div>",
         f'<script type="application/octet-stream" id="data">{data}</script>',
-        f"<script>{library}</script>",
+        *([f"<script>{library}</script>"] if has_figures else []),
         f"<script>{program}</script>",
         "</body>",
         "</html>",
@@ -134,19 +147,25 @@ def _packed(data: object) -> str:
 # ---- the frame ----------------------------------------------------------------------------------------------------
 
 
-def _header(title: str, made_from: MadeFrom) -> str:
-    count = f"{made_from.records:,} record{'' if made_from.records == 1 else 's'}"
-    where = _listed(f"<code>{escape(folder)}</code>" for folder in made_from.folders)
-    facts = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in made_from.facts)
+def _header(title: str, source: MadeFrom | MadeOf, has_figures: bool) -> str:
+    facts = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in source.facts)
+    hint = " Point at a plot to read its values; drag to move it, hold Ctrl and scroll to zoom, double-click to reset."
     return (
         f'<header class="top"><div class="line"><h1>{escape(title)}</h1>'
         '<button type="button" id="theme" class="quiet" aria-label="Switch between light and dark" '
         'title="Switch between light and dark"><span aria-hidden="true">◐</span></button></div>'
-        f'<p class="lead">Every number and figure on this page is computed from {count}, read from {where}. '
-        "Point at a plot to read its values; drag to move it, hold Ctrl and scroll to zoom, double-click to reset.</p>"
+        f'<p class="lead">{_lead(source)}{hint if has_figures else ""}</p>'
         + (f'<dl class="facts">{facts}</dl>' if facts else "")
         + "</header>"
     )
+
+
+def _lead(source: MadeFrom | MadeOf) -> str:
+    if isinstance(source, MadeOf):
+        return _prose(source.lead)
+    count = f"{source.records:,} record{'' if source.records == 1 else 's'}"
+    where = _listed(f"<code>{escape(folder)}</code>" for folder in source.folders)
+    return f"Every number and figure on this page is computed from {count}, read from {where}."
 
 
 def _listed(texts: Iterable[str]) -> str:
@@ -154,14 +173,15 @@ def _listed(texts: Iterable[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def _contents(sections: Sequence[Section], left_out: Sequence[LeftOut]) -> str:
+def _contents(sections: Sequence[Section], left_out: Sequence[LeftOut] | None) -> str:
     lines = []
     for section in sections:
         parts = "".join(f'<li><a href="#{_id(section, part)}">{escape(part.title)}</a></li>' for part in section.parts)
         inner = f"<ul>{parts}</ul>" if len(section.parts) > 1 else ""
         lines.append(f'<li><a href="#{escape(section.key)}">{escape(section.title)}</a>{inner}</li>')
     count = f' <span class="count">{len(left_out)}</span>' if left_out else ""
-    lines.append(f'<li><a href="#left-out">Left out</a>{count}</li>')
+    if left_out is not None:
+        lines.append(f'<li><a href="#left-out">Left out</a>{count}</li>')
     return (
         f'<nav aria-label="Contents"><details open><summary>Contents</summary><ul>{"".join(lines)}</ul></details></nav>'
     )

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 
 from halrp.lab.report.table import Column, Markdown, Table, Value
-from halrp.text import printable
+from halrp.text import as_json, printable
 
 ERROR = "_error"
 NOTHING = "–"
@@ -83,6 +83,20 @@ def csv(table: Table) -> str:
         texts = [str(value).lower() if isinstance(value, bool) else value for value in values]
         writer.writerow(map(_csv_cell, [*texts, *(table.marks[index:][:marked])]))
     return out.getvalue()
+
+
+def rows(table: Table) -> list[dict[str, Value]]:
+    """The rows of the table as plain values, by the keys of columns."""
+    keys = [column.key for column in table.columns]
+    plain = [{key: row.get(key) for key in keys} for row in table.rows]
+    if any(table.marks):
+        return [row | {"mark": mark or None} for row, mark in zip(plain, table.marks, strict=True)]
+    return plain
+
+
+def json(table: Table) -> str:
+    """The table as JSON: its rows, by the keys of columns."""
+    return as_json(rows(table)) + "\n"
 
 
 def _csv_cell(value: Value) -> Value:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -33,14 +34,21 @@ def check_device(device: str) -> None:
 
 
 def run(
-    cell: Cell, tasks: int, folder: Path, data: Path | None, device: str, threads: int, tensorboard: Path | None
+    cell: Cell,
+    tasks: int,
+    folder: Path,
+    data: Path | None,
+    device: str,
+    threads: int,
+    tensorboard: Path | None,
+    aside: bool = False,
 ) -> None:
-    """Run a cell and print its progress."""
+    """Run a cell and print its progress, `aside` on the standard error."""
     events = None if tensorboard is None else EventFile(tensorboard, cell)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    console = Terminal()
-    echo(cell.name)
+    console = Terminal(stderr=aside)
+    echo(cell.name, err=aside)
     try:
         warm_up()
         with _bar(console, cell, tasks) if console.is_terminal else nullcontext() as bar:
@@ -114,19 +122,36 @@ def _bar(console: Console, cell: Cell, tasks: int) -> Iterator[_Bar]:
         yield _Bar(progress, cell, tasks)
 
 
-def show(record: runner.Record, path: Path) -> None:
-    """Print a record's summary."""
+def summary(record: runner.Record, path: Path) -> dict[str, Any]:
+    """What a run ended with, as plain JSON values."""
     rows = record["rows"]
     accuracies = metrics.accuracy_matrix(rows)
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_row("average accuracy", f"{metrics.average_accuracy(accuracies):.2f} %")
     try:
-        table.add_row("backward transfer", f"{metrics.backward_transfer(accuracies):+.2f}")
+        transfer = metrics.backward_transfer(accuracies)
     except HalrpError:
-        table.add_row("backward transfer", "none: tasks were learned together, or there is only one")
-    last = rows[-1]
-    table.add_row("stored", f"{last['bytes']:,} bytes, {last['parameters']:,} parameters")
-    table.add_row("time", duration(sum(row["seconds"] for row in rows)))
+        transfer = None
+    return {
+        "cell": path.stem,
+        "tasks": len(rows),
+        "accuracy": metrics.average_accuracy(accuracies),
+        "backward_transfer": transfer,
+        "bytes": rows[-1]["bytes"],
+        "parameters": rows[-1]["parameters"],
+        "seconds": sum(row["seconds"] for row in rows),
+        "record": str(path),
+    }
+
+
+def show(record: runner.Record, path: Path) -> None:
+    """Print a record's summary."""
+    facts = summary(record, path)
+    transfer = facts["backward_transfer"]
+    none = "none: tasks were learned together, or there is only one"
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_row("average accuracy", f"{facts['accuracy']:.2f} %")
+    table.add_row("backward transfer", none if transfer is None else f"{transfer:+.2f}")
+    table.add_row("stored", f"{facts['bytes']:,} bytes, {facts['parameters']:,} parameters")
+    table.add_row("time", duration(facts["seconds"]))
     table.add_row("record", safe_markup(str(path)))
     console = Terminal(soft_wrap=True)
     console.print()

@@ -81,7 +81,7 @@ def decoding_table(path: Path) -> str:
 def rows_in(path: Path) -> list[dict[str, Any]]:
     """The rows of a benchmark's record."""
     rows: list[dict[str, Any]] = json.loads(path.read_text("utf-8"))["rows"]
-    return [row | {"code": Markdown(f"`{row['name']}`")} for row in rows]
+    return [row | {"code": Markdown(f"`{row['name']}`")} if "name" in row else row for row in rows]
 
 
 def _slope(ratios: Sequence[float]) -> float:
