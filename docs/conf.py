@@ -41,6 +41,7 @@ html_theme = "furo"
 html_title = f"halrp {release}"
 html_static_path = ["_site"]
 html_css_files = ["site.css"]
+html_js_files = ["site.js"]
 html_show_sphinx = False
 html_theme_options = {"source_repository": REPOSITORY, "source_branch": "main", "source_directory": "docs/"}
 
@@ -94,6 +95,15 @@ def unindented(lines: list[str]) -> list[str]:
     return result
 
 
+def for_screen_readers(app: Any, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
+    """Give headings of chapters a level, and take the lines of a long signature for no list: rules of WCAG."""
+    context["furo_navigation_tree"] = re.sub(
+        'class="caption" role="heading"', r'\g<0> aria-level="2"', context.get("furo_navigation_tree", "")
+    )
+    if "body" in context:
+        context["body"] = re.sub(r"<dl>(?=\s*<dd>)", '<dl role="presentation">', context["body"])
+
+
 def write_llms(app: Any, error: Exception | None) -> None:
     """Write llms.txt: what each page is about, with links to the pages as text."""
     if error is None:
@@ -106,4 +116,5 @@ def setup(app: Any) -> None:
     """Connect the steps above."""
     app.connect("source-read", whole_files_and_links)
     app.connect("autodoc-process-docstring", as_written)
+    app.connect("html-page-context", for_screen_readers, priority=900)  # after the theme, which makes the navigation
     app.connect("build-finished", write_llms)

@@ -66,8 +66,12 @@ class Environment:
         run([sys.executable, "-m", "venv", str(folder)], folder.parent)
         made = cls(folder)
         if beside is not None:
-            (made._packages() / "beside.pth").write_text(f"{beside._packages()}\n")
+            made.read(beside)
         return made
+
+    def read(self, other: Environment) -> None:
+        """Have the packages of another environment, too."""
+        (self._packages() / "beside.pth").write_text(f"{other._packages()}\n")
 
     def _packages(self) -> Path:
         [packages] = self.folder.glob("lib/python*/site-packages")
