@@ -45,7 +45,6 @@ from halrp.lab.report.documents.worth import (
     correlations_table,
     entropy_table,
     importance_table,
-    ranks_table,
     worth_chart,
 )
 from halrp.lab.report.figure import Plot
@@ -121,7 +120,6 @@ def parts(root: Path) -> dict[str, Callable[[], str]]:
         "overhead": partial(ratios_table, benchmarks / "lab_overhead.json", "three tasks, LeNet"),
         "starts": partial(starts_table, benchmarks / "starts.json"),
         "start-ablations": partial(ablations_table, benchmarks / "ablations.json"),
-        "ranks": partial(ranks_table, benchmarks / "ranks.json"),
         "importance": partial(importance_table, benchmarks / "importance.json"),
         "worth": partial(correlations_table, benchmarks / "worth.json"),
         "bytes": partial(bytes_table, benchmarks / "bytes.json"),

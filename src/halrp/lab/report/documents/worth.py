@@ -69,21 +69,6 @@ def importance_table(path: Path) -> str:
     return markdown(columns, rows)
 
 
-def ranks_table(path: Path) -> str:
-    """What ranks by other estimates of importance are worth after fine-tuning."""
-    rows: list[dict[str, Any]] = json.loads(path.read_text("utf-8"))["rows"]
-    for row in rows:
-        row["difference"] = None if row["gain"] is None else f"{row['gain']:+.2f} ± {row['error']:.2f}"
-    columns = (
-        Column("bound", "bound (bytes)", format=grouped_digits),
-        Column("estimate", "ranks by"),
-        Column("accuracy", "accuracy (%)", 2),
-        Column("difference", "− default", format=str),
-        Column("fits", "tasks"),
-    )
-    return markdown(columns, rows)
-
-
 def worth_chart(path: Path) -> tuple[Chart, str]:
     """Predicted and measured decrease of the loss by each part alone, and the title."""
     record = json.loads(path.read_text("utf-8"))
