@@ -73,7 +73,7 @@ def test_a_notebook_is_the_program(name: str) -> None:
     assert ast.dump(ast.Module(program.body[1:], [])) == ast.dump(code)  # the first is the docstring
 
 
-def test_your_your_model(tmp_path: Path) -> None:
+def test_your_model(tmp_path: Path) -> None:
     names = finished("your_model", tmp_path)
     assert set(names["again"].tasks) == {"upright", "upside down", "a quarter turn"}
     assert names["again"].tasks["a quarter turn"].bytes <= 20_000
